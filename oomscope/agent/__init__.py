@@ -1,0 +1,1 @@
+"""Inside the training process: torch and the standard library only; it never raises into the job."""

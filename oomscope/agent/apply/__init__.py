@@ -1,0 +1,1 @@
+"""The run-time side of the fixes."""

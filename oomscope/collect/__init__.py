@@ -1,0 +1,1 @@
+"""Readers outside the job: NVML, /proc and cgroup, py-spy."""

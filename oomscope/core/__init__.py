@@ -1,0 +1,1 @@
+"""The pure domain: no torch, no UI, no processes."""

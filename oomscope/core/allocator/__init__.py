@@ -1,0 +1,1 @@
+"""The CUDA caching allocator: model, exact replay, what-if."""

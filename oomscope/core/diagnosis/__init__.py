@@ -1,0 +1,1 @@
+"""Evidence, flowchart, rules and verdict; parsing of out-of-memory texts."""

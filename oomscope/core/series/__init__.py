@@ -1,0 +1,1 @@
+"""Per-step series: trends, leak tests, steps to out-of-memory."""

@@ -1,0 +1,1 @@
+"""Memory snapshots: model, parsing, columns, timeline, attribution, segments, diff."""

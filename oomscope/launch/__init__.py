@@ -1,0 +1,1 @@
+"""Command lines, launchers, process groups, supervision, prediction runs, the rerun loop."""

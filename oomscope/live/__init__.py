@@ -1,0 +1,1 @@
+"""A session folder as RankState objects; no UI."""

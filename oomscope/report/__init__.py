@@ -1,0 +1,1 @@
+"""Text, JSON, Markdown and HTML from views."""

@@ -1,0 +1,1 @@
+"""Session folders: append, tail, manifest; safe loading of snapshots."""

@@ -1,0 +1,1 @@
+"""Line-API widgets: timeline, rank table, bars, flowchart."""
