@@ -1,1 +1,1 @@
-"""Session folders: append, tail, manifest; safe loading of snapshots."""
+"""Session folders: append, tail, manifest, retention; safe loading of snapshots."""
