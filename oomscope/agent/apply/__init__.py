@@ -1,26 +1,28 @@
-"""The run-time side of the fixes: changes to torch and to the model, inside the training process, all of them reversible.
+"""The run-time side of the fixes: reversible changes to torch and to the model, inside the training process.
 
-The plan reaches this package as data. Each fix reports what became of it as a record of kind `fix`: `applied`, `refused`
-with the reason, or `no_effect`.
+The plan reaches this package as data. Each fix reports what became of it as a record of kind `fix`:
+`applied`, `refused` with the reason, or `no_effect`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
-from . import autocast, checkpointing
+from . import autocast, checkpointing, observe
 from .runtime import REFUSED, Refused, Runtime
 
-Install = Callable[[Runtime, Dict[str, Any]], None]
+Install = Callable[[Runtime, "dict[str, Any]"], None]
 
-#: What a plan may name, and how it is installed. The order of a plan does not matter; this order is the one used.
-INSTALLERS: Dict[str, Install] = {
+#: What a plan may name, and how it is installed. The order of a plan does not matter; this order is the one
+#: used.
+INSTALLERS: dict[str, Install] = {
     "ckpt": checkpointing.install,
     "amp-bf16": autocast.install,
+    "observe": observe.install,
 }
 
 
-def apply(plan: Dict[str, Any], emit: Callable[[Dict[str, Any]], None]) -> Runtime:
+def apply(plan: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Runtime:
     """Install the run-time fixes of `plan`; called right after `import torch`.
 
     Args:
@@ -39,7 +41,7 @@ def apply(plan: Dict[str, Any], emit: Callable[[Dict[str, Any]], None]) -> Runti
     return runtime
 
 
-def _install(runtime: Runtime, fix: str, install: Install, options: Dict[str, Any]) -> None:
+def _install(runtime: Runtime, fix: str, install: Install, options: dict[str, Any]) -> None:
     try:
         install(runtime, options)
     except Refused as reason:

@@ -1,12 +1,14 @@
 """Mixed precision around the outermost module call, with float32 results, for a script that has none.
 
-Entering autocast once for the whole process would be wrong: its cache of cast weights is cleared when the outermost
-block ends, so evaluation after a step would use stale weights. Around each call it is cleared each time.
+Entering autocast once for the whole process would be wrong: its cache of cast weights is cleared when the
+outermost block ends, so evaluation after a step would use stale weights. Around each call it is cleared each
+time.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from .runtime import APPLIED, REFUSED, Runtime, device_type
 _LOW = (torch.float16, torch.bfloat16)
 
 
-def install(runtime: Runtime, options: Dict[str, Any], fix: str = "amp-bf16") -> None:
+def install(runtime: Runtime, options: dict[str, Any], fix: str = "amp-bf16") -> None:
     """Run every outermost module call under autocast.
 
     Args:
@@ -38,7 +40,9 @@ def install(runtime: Runtime, options: Dict[str, Any], fix: str = "amp-bf16") ->
             runtime.report(fix, REFUSED, "the GPU has no bfloat16 arithmetic: use amp-fp16")
             return call(*args, **kwargs)
         if all(parameter.dtype in _LOW for parameter in module.parameters()):
-            runtime.report(fix, REFUSED, f"already active: the parameters of {type(module).__qualname__} are 16 bit")
+            runtime.report(
+                fix, REFUSED, f"already active: the parameters of {type(module).__qualname__} are 16 bit"
+            )
             return call(*args, **kwargs)
         runtime.report(fix, APPLIED, f"{options.get('dtype', 'bfloat16')} around {type(module).__qualname__}")
         with torch.autocast(kind, dtype=dtype):

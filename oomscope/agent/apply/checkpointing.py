@@ -1,7 +1,8 @@
 """Activation checkpointing of a model that the script did not prepare for it.
 
-The blocks keep their class, their names and their hooks: only `forward` of the instance is replaced. The replacement is
-a bound method named `forward`, so that a deep copy is bound to the copy and a pickle restores the class's own.
+The blocks keep their class, their names and their hooks: only `forward` of the instance is replaced. The
+replacement is a bound method named `forward`, so that a deep copy is bound to the copy and a pickle restores
+the class's own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import threading
 import types
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -32,29 +34,30 @@ class _Inside(threading.local):
     user = 0
 
 
-def install(runtime: Runtime, options: Dict[str, Any], fix: str = "ckpt") -> None:
+def install(runtime: Runtime, options: dict[str, Any], fix: str = "ckpt") -> None:
     """Checkpoint the block groups of every model that trains.
 
     Args:
         runtime: hooks and reporting.
-        options: `every` (1: all blocks, n: each n-th), `groups` (at most that many), `selective` (keep the results of
-            matrix products and attention), `offload` (keep what is saved in host memory instead of recomputing).
+        options: `every` (1: all blocks, n: each n-th), `groups` (at most that many), `selective` (keep the
+            results of matrix products and attention), `offload` (keep what is saved in host memory instead of
+            recomputing).
         fix: the id under which the result is reported.
     """
     _Checkpointing(runtime, options, fix).start()
 
 
 class _Checkpointing:
-    def __init__(self, runtime: Runtime, options: Dict[str, Any], fix: str) -> None:
+    def __init__(self, runtime: Runtime, options: dict[str, Any], fix: str) -> None:
         self.runtime = runtime
         self.options = options
         self.fix = fix
         self.inside = _Inside()
-        self.done: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+        self.done: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.wrapped = 0
         self.ours = 0
         self.theirs = 0
-        self.without_blocks: List[str] = []
+        self.without_blocks: list[str] = []
 
     def start(self) -> None:
         self._watch_own_checkpoints()
@@ -85,7 +88,7 @@ class _Checkpointing:
         return call(*args, **kwargs)
 
     def _prepare(self, root: nn.Module) -> None:
-        own = _checkpointing_of_its_own(root)
+        own = checkpointing_of_its_own(root)
         if own:
             self.runtime.report(self.fix, REFUSED, f"already active: {own}")
             return
@@ -97,7 +100,9 @@ class _Checkpointing:
         every = int(self.options.get("every", 1))
         counts = [self._wrap_group(group, every) for group in groups]
         self.wrapped += sum(counts)
-        places = ", ".join(f"{count} × {g.class_name} in {g.path or 'the model'}" for count, g in zip(counts, groups))
+        places = ", ".join(
+            f"{count} × {g.class_name} in {g.path or 'the model'}" for count, g in zip(counts, groups)
+        )
         self.runtime.report(self.fix, APPLIED, places)
 
     def _wrap_group(self, group: BlockGroup, every: int) -> int:
@@ -121,20 +126,20 @@ class _Checkpointing:
         patches.attr(block, "forward", types.MethodType(function, block))
 
     def _drop_caches(self, root: nn.Module) -> None:
-        """A key-value cache would be filled a second time by the recomputation: switch it off, as Transformers does."""
+        """Switch key-value caches off, as Transformers does: the recomputation would fill them twice."""
         for module in root.modules():
             config = getattr(module, "config", None)
             if getattr(config, "use_cache", False) is True:
                 self.runtime.patches.attr(config, "use_cache", False)
 
-    def context(self, block: nn.Module) -> Dict[str, Any]:
+    def context(self, block: nn.Module) -> dict[str, Any]:
         """The `context_fn` argument for `block`, only when it is needed: torch.compile rejects most of them."""
         frozen = any(isinstance(each, _BatchNorm) for each in block.modules())
         selective = bool(self.options.get("selective"))
         if not frozen and not selective:
             return {}
 
-        def contexts() -> Tuple[Any, Any]:
+        def contexts() -> tuple[Any, Any]:
             first, again = contextlib.nullcontext(), contextlib.nullcontext()
             if selective:
                 first, again = torch_checkpoint.create_selective_checkpoint_contexts(expensive_operators())
@@ -144,7 +149,9 @@ class _Checkpointing:
 
     def _settle(self) -> None:
         if self.theirs and not self.ours:
-            self.runtime.report(self.fix, REFUSED, "already active: the script checkpoints these blocks itself")
+            self.runtime.report(
+                self.fix, REFUSED, "already active: the script checkpoints these blocks itself"
+            )
         elif not self.wrapped and self.runtime.state(self.fix) is None:
             where = f" in {self.without_blocks[0]}" if self.without_blocks else ": no model was trained"
             self.runtime.report(self.fix, REFUSED, f"no block group{where}")
@@ -157,7 +164,8 @@ def _checkpointing_forward(plain: Callable[..., Any], owner: _Checkpointing) -> 
             return call(*args, **kwargs)
         context = owner.context(self)
         if torch.compiler.is_compiling():
-            # A compiled graph takes no `context_fn` of ours; without it BatchNorm would count its batches twice.
+            # A compiled graph takes no `context_fn` of ours; without it BatchNorm would count its batches
+            # twice.
             return call(*args, **kwargs) if context else _PLAIN(call, *args, use_reentrant=False, **kwargs)
         if owner.inside.user or owner.runtime.recomputes():
             owner.theirs += 1
@@ -184,10 +192,12 @@ def _offloading_forward(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _frozen_statistics(block: nn.Module, inner: Any) -> Iterator[None]:
     """While a block is recomputed, its BatchNorm layers must not count the batch a second time.
 
-    Momentum 0 keeps the running statistics, and keeps the same tensors saved for backward (`track_running_stats=False`
-    would change their number, which checkpointing rejects).
+    Momentum 0 keeps the running statistics, and keeps the same tensors saved for backward
+    (`track_running_stats=False` would change their number, which checkpointing rejects).
     """
-    layers = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    layers = [
+        m for m in block.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
+    ]
     before = [(layer, layer.momentum, layer._buffers["num_batches_tracked"]) for layer in layers]
     for layer in layers:
         layer.momentum = 0.0
@@ -201,7 +211,7 @@ def _frozen_statistics(block: nn.Module, inner: Any) -> Iterator[None]:
             layer._buffers["num_batches_tracked"] = counted
 
 
-def _checkpointing_of_its_own(root: nn.Module) -> Optional[str]:
+def checkpointing_of_its_own(root: nn.Module) -> str | None:
     """What shows that the model is checkpointed by its own library, or None."""
     for name, module in root.named_modules():
         if getattr(module, "gradient_checkpointing", False) is True:
@@ -224,7 +234,7 @@ _EXPENSIVE = (
 )
 
 
-def expensive_operators() -> List[Any]:
+def expensive_operators() -> list[Any]:
     """Operators whose results selective checkpointing keeps: products, convolutions, attention."""
     packets = (getattr(torch.ops.aten, name, None) for name in _EXPENSIVE)
     return [packet.default for packet in packets if packet is not None]

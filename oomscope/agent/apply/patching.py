@@ -1,7 +1,8 @@
 """Reversible changes to other people's objects, and callbacks for modules that are imported later.
 
-Every run-time fix changes attributes of torch or of the user's model. All of that goes through `Patches`, so that it can
-be taken back in one call, and so that a later patch by somebody else is never overwritten by our undo.
+Every run-time fix changes attributes of torch or of the user's model. All of that goes through `Patches`, so
+that it can be taken back in one call, and so that a later patch by somebody else is never overwritten by our
+undo.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import importlib.machinery
 import importlib.util
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 _MISSING = object()
 
@@ -23,8 +25,8 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._undo: List[Callable[[], None]] = []
-        self.kept: List[str] = []
+        self._undo: list[Callable[[], None]] = []
+        self.kept: list[str] = []
 
     def attr(self, owner: Any, name: str, new: Any) -> Any:
         """Set `owner.name` and return what stood in the owner's own `__dict__` before (None: nothing)."""
@@ -60,7 +62,7 @@ class PostImport(importlib.abc.MetaPathFinder):
     """Runs `callback(module)` right after a module has been executed, now or when the script imports it."""
 
     def __init__(self) -> None:
-        self._callbacks: Dict[str, List[Callable[[Any], None]]] = {}
+        self._callbacks: dict[str, list[Callable[[Any], None]]] = {}
         self._busy = threading.local()
 
     def when(self, name: str, callback: Callable[[Any], None]) -> None:
@@ -81,8 +83,8 @@ class PostImport(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
     def find_spec(
-        self, fullname: str, path: Optional[Sequence[str]] = None, target: Any = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
+        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._callbacks or getattr(self._busy, "name", None) == fullname:
             return None
         self._busy.name = fullname
@@ -99,7 +101,7 @@ class PostImport(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """The module's own loader, followed by the callbacks."""
 
-    def __init__(self, inner: Any, callbacks: List[Callable[[Any], None]]) -> None:
+    def __init__(self, inner: Any, callbacks: list[Callable[[Any], None]]) -> None:
         self._inner = inner
         self._after = callbacks
 

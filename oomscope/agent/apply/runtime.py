@@ -1,7 +1,8 @@
-"""What all run-time fixes share: the outermost module call, optimizers, backward, and how a result is reported.
+"""What all run-time fixes share: the outermost module call, optimizers, backward, and reporting.
 
-One wrapper on `nn.Module.__call__` serves every fix. torch's global module hooks cost six times as much a call and
-break `torch.compile`; this wrapper steps aside while a graph is compiled, and costs an inner call one test.
+One wrapper on `nn.Module.__call__` serves every fix. torch's global module hooks cost six times as much a
+call and break `torch.compile`; this wrapper steps aside while a graph is compiled, and costs an inner call
+one test.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import atexit
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import torch
 from torch import nn
 
 from .patching import Patches, PostImport
 
-Emit = Callable[[Dict[str, Any]], None]
-Around = Callable[[nn.Module, Callable[..., Any], tuple, dict], Any]  # type: ignore[type-arg]
+Emit = Callable[["dict[str, Any]"], None]
+Around = Callable[[nn.Module, Callable[..., Any], Any, Any], Any]
 
 APPLIED = "applied"
 REFUSED = "refused"
 NO_EFFECT = "no_effect"
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818  # a result, not an error
     """A fix cannot be applied to this script; the message is the reason."""
 
 
@@ -40,9 +41,11 @@ class Runtime:
     """Installs hooks on demand and takes them back.
 
     Attributes:
-        arounds: called around each outermost module call, the last one outermost; `around(module, call, args, kwargs)`.
+        arounds: called around each outermost module call, the last one outermost; `around(module, call, args,
+            kwargs)`.
         on_optimizer: called with each optimizer after its `__init__`.
-        on_backward: called with the tensor before `Tensor.backward`; may return another tensor to use instead.
+        on_backward: called with the tensor before `Tensor.backward`; may return another tensor to use
+            instead.
         on_step: called with each optimizer after its `step`.
     """
 
@@ -50,15 +53,15 @@ class Runtime:
         self.emit = emit
         self.patches = Patches()
         self.imports = PostImport()
-        self.optimizers: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        self.arounds: List[Around] = []
-        self.on_optimizer: List[Callable[[Any], None]] = []
-        self.on_backward: List[Callable[[torch.Tensor], Optional[torch.Tensor]]] = []
-        self.on_step: List[Callable[[Any], None]] = []
-        self._settle: List[Callable[[], None]] = []
-        self._reported: Dict[str, str] = {}
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.arounds: list[Around] = []
+        self.on_optimizer: list[Callable[[Any], None]] = []
+        self.on_backward: list[Callable[[torch.Tensor], torch.Tensor | None]] = []
+        self.on_step: list[Callable[[Any], None]] = []
+        self._settle: list[Callable[[], None]] = []
+        self._reported: dict[str, str] = {}
         self._depth = _Depth()
-        self._installed: set = set()  # type: ignore[type-arg]
+        self._installed: set[str] = set()
 
     def replaying(self) -> bool:
         """Whether a fix is running a forward pass of its own inside backward (micro-batches)."""
@@ -71,7 +74,8 @@ class Runtime:
         """Whether this call is a checkpoint's recomputation: it must do exactly what the first call did."""
         return torch._C._current_graph_task_id() != -1 and not self._depth.replaying
 
-    # -- reporting ---------------------------------------------------------------------------------------------------
+    # -- reporting
+    # ---------------------------------------------------------------------------------------------------
 
     def report(self, fix: str, state: str, detail: str) -> None:
         """Tell the session what became of `fix`; the same state is told once."""
@@ -80,12 +84,12 @@ class Runtime:
         self._reported[fix] = state
         self.emit({"k": "fix", "id": fix, "state": state, "detail": detail})
 
-    def state(self, fix: str) -> Optional[str]:
+    def state(self, fix: str) -> str | None:
         """The last reported state of `fix`."""
         return self._reported.get(fix)
 
     def settle(self, action: Callable[[], None]) -> None:
-        """Run `action` once, when one optimizer step (or the process) is over: time to say what had no effect."""
+        """Run `action` once, when one optimizer step (or the process) is over: time to say what failed."""
         self.watch_optimizers()
         if not self._settle:
             atexit.register(self._run_settle)
@@ -101,10 +105,13 @@ class Runtime:
         try:
             return action()
         except Exception as error:  # noqa: BLE001  # the agent guard
-            self.emit({"k": "agent_error", "probe": f"apply.{probe}", "error": f"{type(error).__name__}: {error}"})
+            self.emit(
+                {"k": "agent_error", "probe": f"apply.{probe}", "error": f"{type(error).__name__}: {error}"}
+            )
             return None
 
-    # -- hooks -------------------------------------------------------------------------------------------------------
+    # -- hooks
+    # -------------------------------------------------------------------------------------------------------
 
     def _once(self, name: str) -> bool:
         new = name not in self._installed
@@ -128,8 +135,8 @@ class Runtime:
         root_call = self._root_call
 
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            # Dynamo folds the first test away, so a compiled graph never sees ours. A call inside backward is a
-            # recomputation: it must run exactly as the first time.
+            # Dynamo folds the first test away, so a compiled graph never sees ours. A call inside backward is
+            # a recomputation: it must run exactly as the first time.
             if is_compiling() or depth.inside or graph_task() != -1:
                 return original(self, *args, **kwargs)
             return root_call(original, self, args, kwargs)
@@ -192,11 +199,13 @@ class Runtime:
         self.imports.remove()
         self.patches.undo()
         for callbacks in (self.arounds, self.on_optimizer, self.on_backward, self.on_step):
-            callbacks.clear()  # type: ignore[attr-defined]
+            callbacks.clear()
         self._installed.clear()
 
 
-def _apply_around(around: Around, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _apply_around(
+    around: Around, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     return around(module, call, args, kwargs)
 
 

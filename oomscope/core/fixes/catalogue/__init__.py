@@ -1,0 +1,1 @@
+"""The fixes, one module for each place where memory can be saved."""

@@ -1,0 +1,55 @@
+"""Fixes that compute in 16 bit."""
+
+from __future__ import annotations
+
+from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk, no, yes
+
+#: First compute capability with bfloat16 arithmetic (Ampere).
+_BF16_CAPABILITY = (8, 0)
+
+
+def _already(facts: JobFacts) -> Applicable | None:
+    if facts.autocast:
+        return no("already active: the script runs the model under autocast")
+    if facts.low_precision_parameters:
+        return no("already active: the parameters are 16 bit")
+    return None
+
+
+def _bf16(facts: JobFacts) -> Applicable:
+    if facts.compute_capability is not None and facts.compute_capability < _BF16_CAPABILITY:
+        return no("the GPU has no bfloat16 arithmetic: use amp-fp16")
+    return _already(facts) or yes("no autocast in the script")
+
+
+def _band(facts: JobFacts) -> Band | None:
+    """A quarter to a half of the activations but the logits; 16-bit copies of the weights cost."""
+    saved = facts.saved_bytes
+    if saved is None:
+        return None
+    body = max(0, saved - facts.logits_bytes)
+    copy = (facts.parameters_bytes or 0) // 2
+    return Band(
+        body // 4 - copy, body // 2, "25–50 % of the activations but the logits, less 16-bit weight copies"
+    )
+
+
+AMP_BF16 = Fix(
+    id="amp-bf16",
+    title="Mixed precision: bfloat16 autocast around the model",
+    effort_s=300,
+    risk=Risk.ROUNDING,
+    how=(How.RUNTIME, How.SOURCE),
+    time_factor=0.6,
+    conflicts=frozenset({"amp-fp16"}),
+    test=_bf16,
+    band=_band,
+    make=lambda facts: Plan(
+        runtime={"amp-bf16": {}},
+        patch="amp-bf16",
+        steps=("bfloat16 autocast around the outermost module, fp32 results",),
+    ),
+    verify="losses within 1 % of the unfixed run",
+)
+
+FIXES = (AMP_BF16,)
