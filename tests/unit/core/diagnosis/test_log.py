@@ -1,0 +1,133 @@
+# ruff: noqa: E501  # the texts are verbatim
+import json
+
+import pytest
+
+from oomscope.core.diagnosis import log
+from oomscope.core.diagnosis.log import scan, scan_text
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {mib}.00 MiB. GPU 0 has a total capacity of {cap}.00 GiB of which 1.00 "
+    "MiB is free. Including non-PyTorch memory, this process has 23.00 GiB memory in use. Of the allocated memory 22.00 GiB is "
+    "allocated by PyTorch, and {mib}.50 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def oom(mib: int = 20, cap: int = 24) -> str:
+    return OOM.format(mib=mib, cap=cap)
+
+
+STEP = "2026-01-01 10:00:00,000 INFO step 12 loss 3.21 memory 20.1 GiB\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 1 << 20])
+def test_chunks_change_nothing(size):
+    text = (
+        STEP * 50
+        + 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n    g()\n[rank1]: '
+        + oom()
+        + "\n"
+        + STEP * 50
+    )
+    data = text.encode()
+    reading = scan(data[at : at + size] for at in range(0, len(data), size))
+    assert [(m.line, m.rank, m.tried_bytes) for m in reading.messages] == [(54, 1, 20 << 20)]
+    assert reading.lines == 104
+    assert reading.bytes_read == len(data)
+
+
+def test_a_big_log_is_streamed(monkeypatch):
+    monkeypatch.setattr(log, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(log, "_BEFORE", 1 << 12)
+    monkeypatch.setattr(log, "_SMALL", 0)
+    pieces = []
+    for mib in (1, 2, 3):
+        pieces += [STEP] * 2000 + [oom(mib) + "\n"]
+    scanner = log.LogScanner()
+    held = 0
+    for piece in pieces:
+        scanner.feed(piece.encode())
+        held = max(held, len(scanner._buffer))
+    reading = scanner.finish()
+    assert [m.line for m in reading.messages] == [2001, 4002, 6003]
+    assert [m.tried_bytes for m in reading.messages] == [1 << 20, 2 << 20, 3 << 20]
+    assert held < (1 << 16)
+
+
+def test_an_endless_line_does_not_fill_memory(monkeypatch):
+    monkeypatch.setattr(log, "_BLOCK", 1 << 12)
+    scanner = log.LogScanner()
+    for _ in range(64):
+        scanner.feed(b"x" * 4096)
+    scanner.feed(oom().encode())
+    assert len(scanner._buffer) < 1 << 17
+    assert len(scanner.finish().messages) == 1
+
+
+def test_a_text_wrapped_at_the_border_of_two_blocks(monkeypatch):
+    monkeypatch.setattr(log, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(log, "_SMALL", 0)
+    for shift in range(0, 4096, 97):
+        data = (STEP * 400)[: 20000 + shift].encode() + b"\n" + oom().encode() + b"\n" + STEP.encode() * 300
+        reading = scan(data[at : at + 1000] for at in range(0, len(data), 1000))
+        assert [m.tried_bytes for m in reading.messages] == [20 << 20], shift
+
+
+def test_powershell_writes_utf16():
+    reading = scan([b"\xff\xfe" + oom().encode("utf-16-le")])
+    assert [m.tried_bytes for m in reading.messages] == [20 << 20]
+
+
+def test_tracebacks_of_other_kinds_are_counted():
+    other = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n    g()\nValueError: no\n'
+    reading = scan_text(other * 2)
+    assert (reading.events, reading.tracebacks, reading.other_tracebacks) == ((), 2, 2)
+    mixed = scan_text(
+        other + 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n    g()\n' + oom()
+    )
+    assert (len(mixed.events), mixed.other_tracebacks) == (1, 1)
+
+
+def test_first_rank_by_order():
+    reading = scan_text(f"[rank3]: {oom(1)}\n[rank0]: {oom(2)}\n")
+    assert (reading.first_rank, reading.first_rank_reason) == (3, "first in the log")
+
+
+def test_first_rank_by_time_stamp():
+    reading = scan_text(f"2026-01-01 10:00:09 [rank3]: {oom(1)}\n2026-01-01 10:00:02 [rank0]: {oom(2)}\n")
+    assert (reading.first_rank, reading.first_rank_reason) == (0, "earliest time stamp")
+
+
+def test_first_rank_by_the_launcher():
+    root = "Root Cause (first observed failure):\n[1]:\n  time      : 2026\n  rank      : 2 (local_rank: 2)\n  exitcode  : 1 (pid: 9)\n"
+    reading = scan_text(f"[rank3]: {oom(1)}\n[rank2]: {oom(2)}\n{root}")
+    assert (reading.first_rank, reading.first_rank_reason) == (2, "the launcher's root cause")
+    assert {m.kind for m in reading.messages} == {"cuda_oom"}
+
+
+def test_no_rank_no_claim():
+    assert scan_text(oom()).first_rank is None
+
+
+def test_two_jobs_in_one_log():
+    reading = scan_text(f"{oom(1, 24)}\n{STEP * 5}{oom(2, 80)}\n")
+    assert [m.job for m in reading.messages] == [0, 1]
+    assert reading.jobs == 2
+    launcher = "W0101 torch/distributed/run.py:793] ****\n"
+    reading = scan_text(f"{launcher}[rank0]: {oom(1)}\n{launcher}[rank0]: {oom(2)}\n")
+    assert [m.job for m in reading.messages] == [0, 1]
+    assert scan_text(f"{launcher}[rank0]: {oom(1)}\n[rank1]: {oom(2)}\n").jobs == 1
+
+
+def test_a_job_that_repeats_itself_for_hours(monkeypatch):
+    monkeypatch.setattr(log, "_MAX_MESSAGES", 5)
+    monkeypatch.setattr(log, "_SMALL", 0)
+    gap = STEP * 800
+    reading = scan_text("".join(f"{gap}{oom(mib)}\n" for mib in range(1, 10)))
+    assert len(reading.messages) == 5
+    assert reading.dropped >= 4
+
+
+def test_messages_are_json():
+    text = json.dumps([m.to_json() for m in scan_text(oom()).messages])
+    assert json.loads(text)[0]["other_processes"] == []
