@@ -1,0 +1,335 @@
+"""The viewer: screens over one session folder, kept up to date by a polling thread.
+
+The viewer reads files and writes requests; it owns nothing of the job. Leaving it leaves the job as it is, unless the
+user says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App
+from textual.binding import BindingType
+from textual.message import Message
+from textual.worker import get_current_worker
+
+from oomscope.errors import OomscopeError
+from oomscope.store.session import Session
+from oomscope.tui import actions, themes
+from oomscope.tui.screens.base import BaseScreen
+from oomscope.views.session import SessionModel
+
+if TYPE_CHECKING:
+    from oomscope.views.frame import Frame
+
+#: Polls a second while the session can still change; the agents themselves write twice a second.
+POLL_HZ = 4.0
+#: Polls a second of a session that has ended: only another viewer's rerun could change it.
+IDLE_HZ = 0.5
+
+
+class FrameReady(Message):
+    """A new picture of the session; an older one still in the queue is dropped."""
+
+    def __init__(self, frame: Frame, model: SessionModel) -> None:
+        super().__init__()
+        self.frame = frame
+        self.model = model
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, FrameReady)
+
+
+class PollFailed(Message):
+    """A poll raised: told to the user, tried again later."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class OomscopeApp(App[str], inherit_bindings=False):
+    """All screens of one session; `run()` returns "leave", "stop" or "kill"."""
+
+    TITLE = "oomscope"
+    CSS_PATH = "styles/app.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.EVERYWHERE)]
+
+    def __init__(
+        self,
+        session: Session | None = None,
+        *,
+        model: SessionModel | None = None,
+        snapshot: Path | None = None,
+        start: str = "live",
+        readonly: bool = False,
+        hz: float = POLL_HZ,
+        clock: Callable[[], float] = time.time,
+        on_quit: Callable[[str], None] | None = None,
+    ) -> None:
+        """A viewer.
+
+        Args:
+            session: the session to show; None for a snapshot alone.
+            model: in place of one made for `session`.
+            snapshot: a snapshot file for the Snapshot screen.
+            start: name of the first screen.
+            readonly: without the actions that change the job.
+            hz: polls a second; 0 never polls by itself (tests call `poll_now`).
+            clock: seconds since the epoch, for ages.
+            on_quit: called with "leave", "stop" or "kill" before the screens close.
+        """
+        self.is_mono = bool(os.environ.get("NO_COLOR"))
+        super().__init__(ansi_color=True if self.is_mono else None)
+        for theme in themes.THEMES:
+            self.register_theme(theme)
+        self.theme = themes.MONO if self.is_mono else themes.DARK
+        if model is None and session is not None:
+            model = SessionModel(session)
+        self.model = model
+        self.snapshot_path = snapshot
+        self.frame: Frame | None = None
+        self.rank = 0
+        """The rank that rank-related screens show; `,` and `.` change it."""
+        self.paused = False
+        self.readonly = readonly
+        self.clock = clock
+        self._hz = hz
+        self._start = start
+        self._on_quit = on_quit
+
+    # -- screens -----------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        from oomscope.tui.screens import all_screens
+
+        for screen in all_screens():
+            self.add_mode(screen.MODE, screen)
+        self.switch_mode(self._start)
+        if self.model is not None and self._hz > 0:
+            self.run_worker(self._poll_loop, thread=True, exclusive=True, group="poll", exit_on_error=False)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return {"line": "#3A4249"}
+
+    @property
+    def view(self) -> BaseScreen | None:
+        """The screen of the current mode, below any dialog."""
+        return next((s for s in reversed(self.screen_stack) if isinstance(s, BaseScreen)), None)
+
+    def action_go(self, mode: str) -> None:
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.switch_mode(mode)
+
+    # -- polling -----------------------------------------------------------------------------
+
+    def _poll_loop(self) -> None:
+        worker = get_current_worker()
+        while not worker.is_cancelled:
+            model = self.model
+            started = time.monotonic()
+            active = True
+            if model is not None and not self.paused:
+                try:
+                    frame = model.poll()
+                    active = frame.is_active
+                    self.post_message(FrameReady(frame, model))
+                except (OomscopeError, OSError, ValueError) as error:
+                    self.post_message(PollFailed(str(error)))
+            pause = 1 / (self._hz if active else min(self._hz, IDLE_HZ)) - (time.monotonic() - started)
+            while pause > 0 and not worker.is_cancelled and self.model is model:
+                time.sleep(min(pause, 0.1))
+                pause -= 0.1
+
+    def poll_now(self) -> None:
+        """Poll once on the calling thread, which must be the UI's."""
+        if self.model is not None:
+            self._take(self.model.poll())
+
+    def on_frame_ready(self, message: FrameReady) -> None:
+        if message.model is self.model and not self.paused:
+            self._take(message.frame)
+
+    def on_poll_failed(self, message: PollFailed) -> None:
+        self.notify(message.text, title="cannot read the session", severity="warning")
+
+    def _take(self, frame: Frame) -> None:
+        self.frame = frame
+        if frame.ranks and frame.row(self.rank) is None:
+            self.rank = frame.ranks[0].rank
+        if self.view is not None and self.view.is_mounted:
+            self.view.refresh_frame()
+
+    def open_session(self, session: Session) -> None:
+        """Show another session from now on."""
+        self.model = SessionModel(session)
+        self.frame = None
+        self.rank = 0
+        self.paused = False
+        self.poll_now()
+        self.action_go("live")
+
+    # -- actions that work everywhere --------------------------------------------------------
+
+    def action_rank(self, delta: int) -> None:
+        if self.frame is None or not self.frame.ranks:
+            return
+        known = [row.rank for row in self.frame.ranks]
+        at = known.index(self.rank) if self.rank in known else 0
+        self.show_rank(known[(at + delta) % len(known)])
+
+    def show_rank(self, rank: int) -> None:
+        """Make `rank` the one that is looked at."""
+        if rank != self.rank:
+            self.rank = rank
+            if self.view is not None:
+                self.view.refresh_frame()
+
+    def action_copy(self) -> None:
+        self._copy(self.view.copy_text() if self.view else "", "nothing to copy here yet")
+
+    def action_copy_command(self) -> None:
+        self._copy(self.view.command_text() if self.view else "", "no command prints this screen")
+
+    def _copy(self, text: str, otherwise: str) -> None:
+        if not text:
+            self.notify(otherwise)
+            return
+        self.copy_to_clipboard(text)
+        lines = text.count("\n") + (not text.endswith("\n"))
+        self.notify(f"copied {lines} line{'s' if lines != 1 else ''}")
+
+    def action_next_theme(self) -> None:
+        if self.is_mono:
+            self.notify("NO_COLOR is set: no other theme")
+            return
+        at = themes.CYCLE.index(self.theme) if self.theme in themes.CYCLE else 0
+        self.theme = themes.CYCLE[(at + 1) % len(themes.CYCLE)]
+
+    def action_picture(self) -> None:
+        try:
+            path = self.save_screenshot(path=str(Path.cwd()))
+        except OSError as error:
+            self.notify(f"cannot write the picture: {error}", severity="error")
+            return
+        self.notify(f"wrote {path}")
+
+    def action_help(self) -> None:
+        from oomscope.tui.screens.help import HelpScreen
+
+        if self.view is not None and not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.view))
+
+    def action_log_view(self) -> None:
+        from oomscope.tui.screens.log import LogScreen
+
+        if self.model is None:
+            self.notify("a snapshot alone has no log")
+        elif not isinstance(self.screen, LogScreen):
+            self.push_screen(LogScreen())
+
+    def action_jump(self) -> None:
+        from oomscope.tui.screens.jump import JumpScreen
+
+        if self.view is not None and self.screen is self.view:
+            self.push_screen(JumpScreen(self.view))
+
+    # -- requests to the supervisor ----------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Hide what changes the job from a read-only viewer."""
+        return not (self.readonly and action in ("dump", "stop_job"))
+
+    def ask(self, do: str, said: str, **details: object) -> bool:
+        """Send a request and say so; False when it could not be sent."""
+        if self.model is None or self.readonly:
+            self.notify("this viewer only reads", severity="warning")
+            return False
+        try:
+            self.model.ask(do, **details)  # type: ignore[arg-type]
+        except OSError as error:
+            self.notify(f"cannot write into the session folder: {error.strerror}", severity="error")
+            return False
+        self.notify(said)
+        return True
+
+    def action_dump(self, who: str) -> None:
+        if self.frame is None or not self.frame.is_active:
+            self.notify("no job is running: there is nothing to take a snapshot of")
+        elif who == "rank":
+            self.ask("dump", f"asked rank {self.rank} for a snapshot", rank=self.rank)
+        else:
+            self.ask("dump", "asked every rank for a snapshot")
+
+    def action_stop_job(self) -> None:
+        from oomscope.tui.screens.dialogs import Confirm
+
+        if self.frame is None or not self.frame.is_active:
+            self.notify("no job is running")
+            return
+
+        def decided(yes: bool | None) -> None:
+            if yes:
+                self.ask("stop", "asked the supervisor to stop the job")
+
+        body = (
+            "Every rank gets SIGTERM and time to save; what does not end is killed.",
+            "What was recorded so far is kept.",
+        )
+        self.push_screen(Confirm("Stop the job?", body, yes="Stop it", no="Let it run"), decided)
+
+    def action_leave(self) -> None:
+        """Leave at once when nothing runs; otherwise ask what shall become of the job."""
+        from oomscope.tui.screens.dialogs import QuitDialog
+
+        if self.model is None or self.frame is None or not self.frame.is_active or self.readonly:
+            self._leave("leave")
+            return
+
+        def decided(choice: str | None) -> None:
+            if choice:
+                self._leave(choice)
+
+        self.push_screen(QuitDialog(self.frame), decided)
+
+    def _leave(self, choice: str) -> None:
+        if choice in ("stop", "kill") and not self.ask(choice, "asked the supervisor"):
+            return
+        if self._on_quit is not None:
+            self._on_quit(choice)
+        self.exit(choice)
+
+    def attach_command(self) -> str:
+        """The command line that opens this session again."""
+        return f"oomscope attach {shlex.quote(str(self.model.session.path))}" if self.model else ""
+
+
+def run_app(
+    session_path: str | os.PathLike[str],
+    *,
+    on_quit: Callable[[str], None] | None = None,
+    readonly: bool = False,
+    start: str = "live",
+) -> str:
+    """Show the session until the user leaves.
+
+    Returns:
+        "leave", "stop" or "kill": what the user chose for the job. The request has been written already.
+
+    Raises:
+        SessionError: not a session folder.
+    """
+    app = OomscopeApp(Session.open(session_path), on_quit=on_quit, readonly=readonly, start=start)
+    return app.run() or "leave"
+
+
+def run_snapshot_app(snapshot: str | os.PathLike[str]) -> None:
+    """Show one snapshot file without a session."""
+    OomscopeApp(snapshot=Path(snapshot), start="snapshot").run()

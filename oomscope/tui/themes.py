@@ -1,0 +1,213 @@
+"""Colours and styles of the screens: dark, light, and one without any colour for NO_COLOR.
+
+Colours are the Okabe-Ito set (distinguishable with the common colour-vision deficiencies), darkened on the light
+background until the contrast is at least 3.6. Colour never stands alone: severity has a word and a glyph, a memory
+class has its own glyph, the cursor has a mark. The monochrome theme uses the terminal's own two colours and text
+attributes only, because a grey level is a colour too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from rich.style import Style
+from textual.theme import Theme
+
+DARK = "oomscope-dark"
+LIGHT = "oomscope-light"
+MONO = "oomscope-mono"
+
+#: Order in which `ctrl+t` walks through the themes.
+CYCLE = (DARK, LIGHT, MONO)
+
+_DARK_COLOURS = {
+    "baseline": "#0072B2",
+    "allocated": "#56B4E9",
+    "inactive": "#E69F00",
+    "other": "#8C9196",
+    "free": "#4A5158",
+    "dim": "#A3A8AD",
+    "faint": "#5E656C",
+    "warn": "#F0E442",
+    "error": "#FF7A33",
+    "ok": "#2FC499",
+    "accent": "#E69F00",
+    "predicted": "#CC79A7",
+    "cursor": "#24384A",
+    "bar": "#1C2126",
+}
+_LIGHT_COLOURS = {
+    "baseline": "#00486F",
+    "allocated": "#2F8FCB",
+    "inactive": "#B37400",
+    "other": "#6E6E6E",
+    "free": "#B9C0C6",
+    "dim": "#565C62",
+    "faint": "#9AA1A8",
+    "warn": "#7A5C00",
+    "error": "#B23C00",
+    "ok": "#00785A",
+    "accent": "#8A5A00",
+    "predicted": "#99417A",
+    "cursor": "#CFE2F1",
+    "bar": "#E6EBEF",
+}
+
+THEMES = (
+    Theme(
+        name=DARK,
+        primary="#56B4E9",
+        secondary="#009E73",
+        accent="#E69F00",
+        warning="#F0E442",
+        error="#FF7A33",
+        success="#2FC499",
+        foreground="#DFE3E6",
+        background="#101214",
+        surface="#16191C",
+        panel="#1C2126",
+        dark=True,
+        variables={"line": "#3A4249", "scrollbar": "#3A4249", "scrollbar-background": "#16191C"},
+    ),
+    Theme(
+        name=LIGHT,
+        primary="#00608F",
+        secondary="#00785A",
+        accent="#8A5A00",
+        warning="#7A5C00",
+        error="#B23C00",
+        success="#00785A",
+        foreground="#1B1F23",
+        background="#FFFFFF",
+        surface="#F4F6F8",
+        panel="#E6EBEF",
+        dark=False,
+        variables={"line": "#B4BDC5", "scrollbar": "#B4BDC5", "scrollbar-background": "#F4F6F8"},
+    ),
+    Theme(
+        name=MONO,
+        ansi=True,
+        primary="ansi_default",
+        secondary="ansi_default",
+        accent="ansi_default",
+        warning="ansi_default",
+        error="ansi_default",
+        success="ansi_default",
+        foreground="ansi_default",
+        background="ansi_default",
+        surface="ansi_default",
+        panel="ansi_default",
+        boost="ansi_default",
+        dark=True,
+        variables={"line": "ansi_default"},
+    ),
+)
+
+
+def _coloured(colours: Mapping[str, str], *, ink: str) -> dict[str, Style]:
+    """Styles by name from a colour table; `ink` is the text colour on a filled error bar."""
+    styles = {name: Style(color=colours[name]) for name in colours if name not in ("cursor", "bar")}
+    styles |= {
+        "": Style(),
+        "bold": Style(bold=True),
+        "heading": Style(bold=True),
+        "warn": Style(color=colours["warn"], bold=True),
+        "error": Style(color=colours["error"], bold=True),
+        "ok": Style(color=colours["ok"]),
+        "key": Style(color=colours["accent"], bold=True),
+        "cursor": Style(bgcolor=colours["cursor"]),
+        "bar": Style(bgcolor=colours["bar"]),
+        "bar-key": Style(color=colours["accent"], bgcolor=colours["bar"], bold=True),
+        "bar-dim": Style(color=colours["dim"], bgcolor=colours["bar"]),
+        "bar-bold": Style(bgcolor=colours["bar"], bold=True),
+        "bar-error": Style(color=colours["error"], bgcolor=colours["bar"], bold=True),
+        "bar-warn": Style(color=colours["warn"], bgcolor=colours["bar"], bold=True),
+        "bar-ok": Style(color=colours["ok"], bgcolor=colours["bar"], bold=True),
+        "tab": Style(bgcolor=colours["allocated"], color=ink, bold=True),
+        "badge": Style(bgcolor=colours["allocated"], color=ink, bold=True),
+        "alert": Style(bgcolor=colours["error"], color=ink, bold=True),
+        "alert-warn": Style(bgcolor=colours["warn"], color=ink, bold=True),
+        "alert-ok": Style(bgcolor=colours["ok"], color=ink, bold=True),
+        "removed": Style(color=colours["error"]),
+        "added": Style(color=colours["ok"]),
+    }
+    return styles
+
+
+def _uncoloured() -> dict[str, Style]:
+    """Styles by name from bold, underline and reverse alone."""
+    plain = Style()
+    styles = dict.fromkeys(_DARK_COLOURS, plain)
+    bold, reverse = Style(bold=True), Style(reverse=True)
+    strong = Style(bold=True, reverse=True)
+    styles |= {
+        "": plain,
+        "bold": bold,
+        "heading": bold,
+        "warn": bold,
+        "error": strong,
+        "key": bold,
+        "cursor": reverse,
+        "bar": plain,
+        "bar-key": bold,
+        "bar-dim": plain,
+        "bar-bold": bold,
+        "bar-error": bold,
+        "bar-warn": bold,
+        "bar-ok": bold,
+        "tab": strong,
+        "badge": strong,
+        "alert": strong,
+        "alert-warn": reverse,
+        "alert-ok": bold,
+        "removed": plain,
+        "added": plain,
+    }
+    return styles
+
+
+_STYLES: dict[str, dict[str, Style]] = {
+    DARK: _coloured(_DARK_COLOURS, ink="#101214"),
+    LIGHT: _coloured(_LIGHT_COLOURS, ink="#FFFFFF"),
+    MONO: _uncoloured(),
+}
+
+
+class Palette:
+    """The named styles of one theme, laid over a widget's own text and background colour."""
+
+    def __init__(self, theme: str, base: Style) -> None:
+        known = theme if theme in _STYLES else DARK
+        #: True where two memory classes may be told apart by their glyphs only.
+        self.mono = known == MONO
+        self.base = base
+        self._styles = {name: base + style for name, style in _STYLES[known].items()}
+        cursor = _STYLES[known]["cursor"]
+        if self.mono:
+            # Reverse on reverse would cancel out: on the cursor's row everything is simply reversed.
+            self._selected = {
+                name: base + cursor + Style(bold=style.bold) for name, style in _STYLES[known].items()
+            }
+        else:
+            self._selected = {name: base + cursor + style for name, style in _STYLES[known].items()}
+        self._mixed: dict[tuple[str, str], Style] = {}
+
+    def style(self, name: str, *, selected: bool = False) -> Style:
+        """The style called `name`; an unknown name is a plain one."""
+        table = self._selected if selected else self._styles
+        return table.get(name) or table[""]
+
+    def mixed(self, front: str, back: str) -> Style:
+        """`front` as the text colour on the colour of `back`: two areas that meet inside one cell."""
+        found = self._mixed.get((front, back))
+        if found is None:
+            found = self._styles[front] + Style(bgcolor=self._styles[back].color)
+            self._mixed[front, back] = found
+        return found
+
+
+@lru_cache(maxsize=32)
+def palette(theme: str, base: Style) -> Palette:
+    """The palette of `theme` over `base`; cached, because every widget asks on every data change."""
+    return Palette(theme, base)

@@ -1,0 +1,253 @@
+"""findings.json as a verdict block, a walked flowchart with its evidence, and the source line that is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oomscope.views import wording
+from oomscope.views.coerce import clean, flag, integer, mapping, objects, real, text, texts
+
+#: A source file larger than this is not read for its context lines.
+_MAX_SOURCE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One fact, where it came from, and its value where it is a number with a unit."""
+
+    text: str
+    source: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A fact that is not known, and the cheapest way to get it."""
+
+    what: str
+    capture: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's source."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cause, how sure it is, and why."""
+
+    rule: str
+    title: str
+    confidence: float | None
+    explanation: str
+    evidence: tuple[Evidence, ...]
+    missing: tuple[Gap, ...]
+    fixes: tuple[str, ...]
+    where: Place | None
+
+    def headline(self) -> str:
+        """Rule, title and confidence on one line."""
+        sure = "" if self.confidence is None else f" (confidence {self.sureness()})"
+        return f"{self.rule}: {self.title}{sure}"
+
+    def sureness(self) -> str:
+        """The confidence as word and number: "high 0.92"."""
+        if self.confidence is None:
+            return "unknown"
+        return f"{wording.confidence_word(self.confidence)} {self.confidence:.2f}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One question of the flowchart with its answer."""
+
+    name: str
+    depth: int
+    question: str
+    answer: str
+    """"yes", "no" or "unknown"."""
+    on_path: bool
+    verdict: str
+    evidence: tuple[Evidence, ...]
+    missing: tuple[Gap, ...]
+    guide: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One attempt's findings, ready to show. Sizes in bytes."""
+
+    attempt: int
+    rank: int | None
+    step: int | None
+    phase: str
+    requested_bytes: int | None
+    device_free_bytes: int | None
+    capacity_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    script: str
+    verdicts: tuple[Verdict, ...]
+    flow: tuple[Node, ...]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The most likely cause."""
+        return self.verdicts[0] if self.verdicts else None
+
+    def what_happened(self) -> str:
+        """The failure in one clause: rank, step, phase and the two sizes that met."""
+        parts = []
+        if self.rank is not None:
+            parts.append(f"rank {self.rank}")
+        if self.step is not None:
+            parts.append(f"step {self.step}")
+        if self.phase:
+            parts.append(self.phase)
+        if self.requested_bytes is not None:
+            wanted = f"tried {wording.size(self.requested_bytes)}"
+            if self.device_free_bytes is not None:
+                wanted += f", free {wording.size(self.device_free_bytes)}"
+            parts.append(wanted)
+        return " · ".join(parts)
+
+
+def read(findings: Mapping[str, Any], *, attempt: int = 1) -> Diagnosis:
+    """The view of one findings.json; whatever is missing or malformed is simply not shown."""
+    subject = mapping(findings, "subject")
+    return Diagnosis(
+        attempt=integer(subject, "attempt") or attempt,
+        rank=integer(subject, "rank"),
+        step=integer(subject, "step"),
+        phase=text(subject, "phase"),
+        requested_bytes=integer(subject, "requested_bytes"),
+        device_free_bytes=integer(subject, "device_free_bytes"),
+        capacity_bytes=integer(subject, "capacity_bytes"),
+        allocated_bytes=integer(subject, "allocated_bytes"),
+        reserved_bytes=integer(subject, "reserved_bytes"),
+        script=text(subject, "script"),
+        verdicts=tuple(_verdict(item) for item in objects(findings, "verdicts")),
+        flow=_flow(objects(findings, "flow")),
+    )
+
+
+def _verdict(item: Mapping[str, Any]) -> Verdict:
+    where = mapping(item, "where")
+    line = integer(where, "line")
+    place = None
+    if where and line is not None:
+        place = Place(text(where, "file"), line, text(where, "function"), clean(where.get("source") or ""))
+    return Verdict(
+        rule=text(item, "rule", "unknown"),
+        title=text(item, "title") or text(item, "cause"),
+        confidence=real(item, "confidence"),
+        explanation=" ".join(clean(item.get("explanation") or "").split()),
+        evidence=_evidence(item),
+        missing=_missing(item),
+        fixes=texts(item, "fixes"),
+        where=place,
+    )
+
+
+def _evidence(item: Mapping[str, Any]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(text(each, "text"), text(each, "source"), _value(each)) for each in objects(item, "evidence")
+    )
+
+
+def _value(item: Mapping[str, Any]) -> str:
+    """Sizes are recognised by their name only, so a bare number stays a bare number."""
+    value = item.get("value")
+    if value is None or isinstance(value, (dict, list)):
+        return ""
+    return clean(value, limit=60)
+
+
+def _missing(item: Mapping[str, Any]) -> tuple[Gap, ...]:
+    return tuple(Gap(text(each, "what"), text(each, "capture")) for each in objects(item, "missing"))
+
+
+def _flow(items: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
+    depths: dict[str, int] = {}
+    nodes = []
+    for item in items:
+        name = text(item, "node")
+        parent = text(item, "parent")
+        depths[name] = depths.get(parent, -1) + 1
+        answer = text(item, "answer", "unknown")
+        nodes.append(
+            Node(
+                name=name,
+                depth=min(depths[name], 4),
+                question=text(item, "question"),
+                answer=answer if answer in ("yes", "no") else "unknown",
+                on_path=bool(flag(item, "on_path")),
+                verdict=text(item, "verdict"),
+                evidence=_evidence(item),
+                missing=_missing(item),
+                guide=" ".join(clean(item.get("guide") or "").split()),
+            )
+        )
+    return tuple(nodes)
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One line of context around the place that is to blame."""
+
+    number: int
+    text: str
+    is_blamed: bool
+
+
+def source_lines(place: Place, *, context: int = 2) -> tuple[SourceLine, ...]:
+    """The blamed line with `context` lines on each side.
+
+    The file is the one on this machine; when it is gone, or its line no longer is the recorded one, only the recorded
+    line is given: showing other code under that number would mislead.
+    """
+    recorded = (SourceLine(place.line, place.source, True),) if place.source else ()
+    try:
+        path = Path(place.file)
+        if not path.is_file() or path.stat().st_size > _MAX_SOURCE_BYTES:
+            return recorded
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return recorded
+    if not 1 <= place.line <= len(lines):
+        return recorded
+    if place.source and lines[place.line - 1].strip() != place.source.strip():
+        return recorded
+    first, last = max(1, place.line - context), min(len(lines), place.line + context)
+    return tuple(
+        SourceLine(n, clean(lines[n - 1], limit=400), n == place.line) for n in range(first, last + 1)
+    )
+
+
+def sentences(diagnosis: Diagnosis) -> list[str]:
+    """The verdict and its evidence as plain lines, for `y` and for output without a terminal."""
+    lines = [f"out of memory: {diagnosis.what_happened()}"]
+    verdict = diagnosis.verdict
+    if verdict is None:
+        return [*lines, "no cause found"]
+    lines += ["", verdict.headline()]
+    if verdict.explanation:
+        lines.append(verdict.explanation)
+    lines += [f"  - {e.text}" + (f"  [{e.source}]" if e.source else "") for e in verdict.evidence]
+    if verdict.where is not None:
+        lines.append(f"  at {verdict.where.file}:{verdict.where.line}  {verdict.where.source.strip()}")
+    lines += [f"  ? unknown: {gap.what}; {gap.capture}" for gap in verdict.missing]
+    answers = [node for node in diagnosis.flow if node.on_path]
+    if answers:
+        lines.append("")
+        lines += [f"{'  ' * node.depth}{node.question} {node.answer}" for node in answers]
+    return lines

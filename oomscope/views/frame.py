@@ -1,0 +1,62 @@
+"""One picture of a session at one moment, immutable: what a poll makes and every screen reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oomscope.views.compare import Comparison
+from oomscope.views.diagnosis import Diagnosis
+from oomscope.views.events import EventLine, Progress
+from oomscope.views.fixes import Fixes
+from oomscope.views.headline import Alert, Headline
+from oomscope.views.ranks import RankRow
+from oomscope.views.series import EMPTY, History
+
+#: States in which the job itself runs.
+RUNNING = frozenset({"starting", "running", "stopping"})
+#: States in which the supervisor still works on the session.
+ACTIVE = RUNNING | {"diagnosing", "predicting", "waiting"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything the screens show, as of one poll."""
+
+    path: Path
+    state: str
+    attempt: int
+    headline: Headline
+    alert: Alert | None
+    ranks: tuple[RankRow, ...] = ()
+    histories: Mapping[int, History] = field(default_factory=dict)
+    """Rank to its per-step series."""
+    phase_peaks: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Rank to phase to the highest allocated bytes seen in it; empty without `--detail`."""
+    events: tuple[EventLine, ...] = ()
+    progress: Progress | None = None
+    diagnosis: Diagnosis | None = None
+    """Of the newest attempt that has one."""
+    diagnosis_attempt: int = 0
+    fixes: Fixes | None = None
+    fixes_attempt: int = 0
+    comparison: Comparison | None = None
+    command: tuple[str, ...] = ()
+    """The command line of the current attempt."""
+    cwd: str = ""
+    device_word: str = "measured"
+    """"simulated" or "measured": what the current attempt's device numbers are."""
+    problems: tuple[str, ...] = ()
+    """What could not be read, one sentence each."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything can still change."""
+        return self.state in ACTIVE
+
+    def row(self, rank: int) -> RankRow | None:
+        return next((row for row in self.ranks if row.rank == rank), None)
+
+    def history(self, rank: int) -> History:
+        return self.histories.get(rank, EMPTY)

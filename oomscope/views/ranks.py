@@ -1,0 +1,184 @@
+"""Rows of the rank table: what each rank holds, how it changes, and one word on how it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oomscope.views import wording
+from oomscope.views.coerce import clean
+from oomscope.views.protocols import Rank
+from oomscope.views.series import History, Slope, slope
+
+#: A line through the lows that explains less than this is noise, not growth.
+_STEADY_FIT = 0.85
+#: Growth matters when it would fill the card within this many steps ...
+_HORIZON = 5000
+#: ... and has already added this share of the capacity.
+_NOTICED = 0.005
+#: Share of reserved memory that even the step's peak did not use, from which we speak of fragmentation.
+_FRAGMENTED = 0.30
+#: Share of the usable capacity from which any noise can kill the job.
+_TIGHT = 0.97
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank, ready to show. Sizes in bytes."""
+
+    rank: int
+    state: str
+    on_device: bool
+    """False for a job without device memory: the numbers are then host memory."""
+    simulated: bool
+    gpu: str
+    step: int | None
+    phase: str
+    used_bytes: int | None
+    """Allocated, or resident in host memory."""
+    reserved_bytes: int | None
+    peak_bytes: int | None
+    peak_reserved_bytes: int | None
+    capacity_bytes: int | None
+    other_bytes: int
+    """Device memory in use that the caching allocator does not own."""
+    idle_share: float | None
+    """Share of reserved memory that the last step's peak left unused."""
+    change: Slope | None
+    steps_left: int | None
+    """Steps until the growing peak reaches the usable capacity."""
+    retries: int
+    loss: float | None
+    status: str
+    severity: str
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What the allocator can still come to hold in all."""
+        return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self.other_bytes)
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Usable capacity above the highest allocated peak."""
+        if self.usable_bytes is None or self.peak_bytes is None:
+            return None
+        return self.usable_bytes - self.peak_bytes
+
+    @property
+    def is_growing(self) -> bool:
+        """The lows rise along a line steeply enough to end in an OOM."""
+        return self.steps_left is not None
+
+    def sentence(self) -> str:
+        """The row as one sentence, for plain text and screen readers."""
+        if self.used_bytes is None:
+            return f"rank {self.rank}: {self.state}"
+        where = "" if self.on_device else " of host memory"
+        limit = f" of {wording.size(self.capacity_bytes)}" if self.capacity_bytes and self.on_device else ""
+        parts = [f"rank {self.rank}: {wording.size(self.used_bytes)}{limit}{where}"]
+        if self.is_growing and self.change is not None:
+            parts.append(f"growing {wording.per_step(self.change.bytes_per_step)} GiB per step")
+            parts.append(f"out of memory in about {wording.plural(self.steps_left or 0, 'step')}")
+        elif self.peak_bytes is not None:
+            parts.append(f"peak {wording.size(self.peak_bytes)}")
+        if self.status != "ok":
+            parts.append(self.status.lstrip("▲! "))
+        return ", ".join(parts)
+
+
+def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = None) -> RankRow:
+    """The row of `rank`; `host_total_bytes` is the capacity against which host memory is shown."""
+    on_device = rank.allocated_bytes is not None or rank.capacity_bytes is not None
+    used = rank.allocated_bytes if on_device else rank.rss_bytes
+    peak = rank.peak_allocated_bytes if on_device else rank.peak_rss_bytes
+    capacity = rank.capacity_bytes if on_device else host_total_bytes
+    reserved = rank.reserved_bytes if on_device else None
+    other = 0
+    if on_device and rank.device_used_bytes and reserved is not None:
+        other = max(0, rank.device_used_bytes - reserved)
+    change = slope(history.low, history.span)
+    left = _steps_left(change, history, None if capacity is None else capacity - other, peak)
+    idle = _idle_share(history, reserved, peak)
+    status, severity = _status(rank, left, idle, capacity, other if on_device else 0)
+    return RankRow(
+        rank=rank.rank,
+        state=rank.state,
+        on_device=on_device,
+        simulated=bool(rank.simulated),
+        gpu=clean(rank.gpu_name or "", limit=60),
+        step=rank.step,
+        phase=clean(rank.phase or "", limit=20),
+        used_bytes=used,
+        reserved_bytes=reserved,
+        peak_bytes=peak,
+        peak_reserved_bytes=rank.peak_reserved_bytes if on_device else None,
+        capacity_bytes=capacity,
+        other_bytes=other,
+        idle_share=idle,
+        change=change,
+        steps_left=left,
+        retries=rank.retries or 0,
+        loss=rank.loss,
+        status=status,
+        severity=severity,
+    )
+
+
+def _steps_left(change: Slope | None, history: History, usable: int | None, peak: int | None) -> int | None:
+    if change is None or usable is None or peak is None or change.fit < _STEADY_FIT:
+        return None
+    grown = change.bytes_per_step * change.steps
+    if change.bytes_per_step <= 0 or grown < _NOTICED * usable:
+        return None
+    newest = history.peak[-1] if history.peak else peak
+    left = max(0, int((usable - newest) / change.bytes_per_step))
+    return left if left <= _HORIZON else None
+
+
+def _idle_share(history: History, reserved: int | None, peak: int | None) -> float | None:
+    if reserved is None or reserved <= 0:
+        return None
+    top = history.peak[-1] if history.peak else peak
+    if top is None:
+        return None
+    return max(0.0, (reserved - top) / reserved)
+
+
+def _status(
+    rank: Rank, left: int | None, idle: float | None, capacity: int | None, other: int
+) -> tuple[str, str]:
+    fixed = {
+        "oom": ("▲ OOM", "error"),
+        "failed": ("▲ failed", "error"),
+        "lost": ("! lost", "warn"),
+        "silent": ("! silent", "warn"),
+        "done": ("done", "ok"),
+        "starting": ("starting", "info"),
+    }
+    if rank.state in fixed:
+        return fixed[rank.state]
+    if left is not None:
+        return "▲ leak?", "error"
+    if rank.retries:
+        return f"! {rank.retries} retr.", "warn"
+    usable = None if capacity is None else capacity - other
+    if usable and rank.peak_reserved_bytes and (rank.peak_allocated_bytes or 0) > _TIGHT * usable:
+        return "! tight", "warn"
+    if idle is not None and idle > _FRAGMENTED:
+        return "! frag", "warn"
+    return "ok", "info"
+
+
+#: Orders of the rank table, as `o` walks through them.
+ORDERS = ("rank", "headroom", "peak", "growth")
+
+
+def ordered(rows: Sequence[RankRow], order: str) -> list[RankRow]:
+    """`rows` by rank, or with those first that have least headroom, the highest peak, or the fastest growth."""
+    if order == "headroom":
+        return sorted(rows, key=lambda r: (r.headroom_bytes is None, r.headroom_bytes or 0, r.rank))
+    if order == "peak":
+        return sorted(rows, key=lambda r: (-(r.peak_bytes or 0), r.rank))
+    if order == "growth":
+        return sorted(rows, key=lambda r: (-(r.change.bytes_per_step if r.change else 0.0), r.rank))
+    return sorted(rows, key=lambda r: r.rank)

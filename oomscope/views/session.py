@@ -1,0 +1,280 @@
+"""A session folder as a stream of frames: reads what changed, and asks the supervisor for what the user wants.
+
+`poll` may read files and therefore runs off the UI thread; the `Frame` it returns is immutable.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from oomscope.errors import OomscopeError
+from oomscope.store import control
+from oomscope.store.files import read_json
+from oomscope.store.session import Attempt, Session
+from oomscope.views import compare, diagnosis, events, fixes, ranks, series, status, wording
+from oomscope.views.coerce import clean, integer, text, texts
+from oomscope.views.frame import Frame
+from oomscope.views.protocols import Rank
+
+
+class LiveView(Protocol):
+    """What `oomscope.live.session.SessionView` gives."""
+
+    @property
+    def ranks(self) -> Sequence[Any]: ...
+    @property
+    def events(self) -> Sequence[Mapping[str, Any]]: ...
+
+    def poll(self) -> bool:
+        """Read what is new; whether anything was."""
+        ...
+
+
+class _JsonFile:
+    """The object in a JSON file, read again only when the file changed; {} while it is missing or unreadable."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self.value: Mapping[str, Any] = {}
+        self.problem = ""
+
+    def load(self) -> Mapping[str, Any]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            self._seen, self.value, self.problem = None, {}, ""
+            return self.value
+        stamp = (found.st_mtime_ns, found.st_size)
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self.value, self.problem = read_json(self._path) or {}, ""
+            except OomscopeError as error:
+                self.value, self.problem = {}, error.message
+        return self.value
+
+
+class _AttemptFiles:
+    """The JSON files of one attempt and their views."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.number = attempt.number
+        self.path = attempt.path
+        self._files = {
+            name: _JsonFile(attempt.path / f"{name}.json")
+            for name in ("attempt", "result", "findings", "fixes")
+        }
+        self._views: dict[str, tuple[int, Any]] = {}
+
+    def load(self, name: str) -> Mapping[str, Any]:
+        return self._files[name].load()
+
+    def problems(self) -> list[str]:
+        return [file.problem for file in self._files.values() if file.problem]
+
+    def diagnosis(self) -> diagnosis.Diagnosis | None:
+        data = self.load("findings")
+        if not data:
+            return None
+        found: diagnosis.Diagnosis = self._view(
+            "findings", data, lambda d: diagnosis.read(d, attempt=self.number)
+        )
+        return found
+
+    def fixes(self) -> fixes.Fixes | None:
+        data = self.load("fixes")
+        if not data:
+            return None
+        found: fixes.Fixes = self._view("fixes", data, fixes.read)
+        return found
+
+    def _view(self, name: str, data: Mapping[str, Any], make: Any) -> Any:
+        kept = self._views.get(name)
+        if kept is None or kept[0] != id(data):
+            kept = self._views[name] = (id(data), make(data))
+        return kept[1]
+
+
+class SessionModel:
+    """One session, polled."""
+
+    def __init__(self, session: Session, live: LiveView | None = None) -> None:
+        self.session = session
+        self._live = live
+        self._attempts: dict[int, _AttemptFiles] = {}
+        self._histories: dict[int, tuple[tuple[int, ...], series.History]] = {}
+        self._notes: list[events.EventLine] = []
+        self._seen: dict[int, tuple[int, str]] = {}
+        self._supervisor_seen: tuple[int, list[events.EventLine]] = (-1, [])
+        local = session.info.get("host") == socket.gethostname()
+        self._host_total = psutil.virtual_memory().total if local else None
+
+    @property
+    def live(self) -> LiveView:
+        """The live view, made on first use."""
+        if self._live is None:
+            from oomscope.live.session import SessionView
+
+            self._live = SessionView(self.session)
+        return self._live
+
+    @property
+    def script(self) -> str:
+        """Name of what is run, for the title."""
+        command = texts(self.session.info, "command")
+        named = next((part for part in command if part.endswith(".py")), None)
+        if named:
+            return Path(named).name
+        return Path(command[0]).name if command else self.session.id
+
+    def poll(self) -> Frame:
+        """Read what is new in the folder and make the picture of now."""
+        live = self.live
+        live.poll()
+        states: list[Rank] = sorted(live.ranks, key=lambda rank: int(rank.rank))
+        histories = {state.rank: self._history(state) for state in states}
+        rows = tuple(ranks.rank_row(s, histories[s.rank], host_total_bytes=self._host_total) for s in states)
+        self._note_changes(rows)
+        files = self._attempt_files()
+        state = self.session.current_state()
+        stored = self.session.state()
+        number = integer(stored, "attempt") or (files[-1].number if files else 1)
+        diagnosed = next((f for f in reversed(files) if f.load("findings")), None)
+        predicted = next((f for f in reversed(files) if f.load("fixes")), None)
+        found = diagnosed.diagnosis() if diagnosed else None
+        offered = predicted.fixes() if predicted else None
+        comparison = compare.compare(self._rows(files, rows, number, state)) if files else None
+        progress = events.progress(live.events)
+        exception = next((_exception(s.exception) for s in states if s.exception), "")
+        current = next((f for f in files if f.number == number), None)
+        info: Mapping[str, Any] = current.load("attempt") if current else {}
+        return Frame(
+            path=self.session.path,
+            state=state,
+            attempt=number,
+            headline=status.headline(state, script=self.script, attempt=number, ranks=rows, nodes=_nodes(states)),
+            alert=status.alert(
+                state, ranks=rows, diagnosis=found, fixes=offered, progress=progress,
+                comparison=comparison, exception=exception,
+            ),
+            ranks=rows,
+            histories=histories,
+            phase_peaks=_phase_peaks(states),
+            events=self._events(live.events),
+            progress=progress,
+            diagnosis=found,
+            diagnosis_attempt=diagnosed.number if diagnosed else 0,
+            fixes=offered,
+            fixes_attempt=predicted.number if predicted else 0,
+            comparison=comparison,
+            command=texts(info, "command") or texts(self.session.info, "command"),
+            cwd=text(info, "cwd") or text(self.session.info, "cwd"),
+            device_word=wording.kind_of_number(any(row.simulated for row in rows)),
+            problems=tuple(problem for f in files for problem in f.problems()),
+        )  # fmt: skip
+
+    def ask(self, do: str, *, fixes: Sequence[str] = (), rank: int | None = None) -> str:
+        """Write a request for the supervisor; returns its id, which the answer carries.
+
+        Raises:
+            OSError: the session folder cannot be written.
+        """
+        return control.send(self.session, do, fixes=tuple(fixes), rank=rank).id
+
+    # -- parts of a frame --------------------------------------------------------------------
+
+    def _history(self, state: Rank) -> series.History:
+        """A frozen copy of the rank's series, the old one while nothing was added."""
+        source = getattr(state, "series", None)
+        if source is None:
+            return series.EMPTY
+        size = len(source.peak)
+        tail = (
+            (source.low[-1], source.peak[-1], source.reserved[-1] if source.reserved else 0) if size else ()
+        )
+        stamp = (size, source.span, source.first_step, *tail)
+        kept = self._histories.get(state.rank)
+        if kept is None or kept[0] != stamp:
+            kept = self._histories[state.rank] = (stamp, series.freeze(source))
+        return kept[1]
+
+    def _attempt_files(self) -> list[_AttemptFiles]:
+        for attempt in self.session.attempts():
+            if attempt.number not in self._attempts:
+                self._attempts[attempt.number] = _AttemptFiles(attempt)
+        return [self._attempts[number] for number in sorted(self._attempts)]
+
+    def _rows(
+        self, files: Sequence[_AttemptFiles], live: Sequence[ranks.RankRow], current: int, state: str
+    ) -> list[compare.AttemptRow]:
+        rows = []
+        offered: fixes.Fixes | None = None
+        simulated = any(row.simulated for row in live)
+        for each in files:
+            info, result = each.load("attempt"), each.load("result")
+            row = compare.attempt_row(each.number, info, result, simulated=simulated)
+            if row.fixes and offered is not None:
+                row = replace(row, predicted=offered.predicted_for(row.fixes))
+            if not result and each.number == current:
+                row = _from_live(row, live)
+            rows.append(row)
+            offered = each.fixes() or offered
+        return rows
+
+    def _note_changes(self, rows: Sequence[ranks.RankRow]) -> None:
+        """Cache flushes and ends of ranks, noticed between two polls."""
+        for row in rows:
+            retries, state = self._seen.get(row.rank, (row.retries, row.state))
+            if row.retries > retries:
+                said = f"cudaMalloc retry #{row.retries}: the cache was flushed"
+                self._notes.append(events.EventLine(0, "warn", said, row.rank, row.step))
+            if row.state != state and row.state in ("oom", "failed", "lost", "silent"):
+                self._notes.append(
+                    events.EventLine(0, row.severity, row.status.lstrip("▲! "), row.rank, row.step)
+                )
+            self._seen[row.rank] = (row.retries, row.state)
+        del self._notes[:-500]
+
+    def _events(self, records: Sequence[Mapping[str, Any]]) -> tuple[events.EventLine, ...]:
+        if len(records) != self._supervisor_seen[0]:
+            self._supervisor_seen = (len(records), events.supervisor_lines(records))
+        return tuple([*self._supervisor_seen[1], *self._notes])
+
+
+def _from_live(row: compare.AttemptRow, live: Sequence[ranks.RankRow]) -> compare.AttemptRow:
+    """The running attempt's row with what its ranks have reached so far."""
+    device = [r for r in live if r.on_device]
+    return replace(
+        row,
+        reached_bytes=max((r.peak_reserved_bytes or 0 for r in device), default=0) or None,
+        reached_allocated_bytes=max((r.peak_bytes or 0 for r in device), default=0) or None,
+        capacity_bytes=max((r.capacity_bytes or 0 for r in device), default=0) or None,
+        steps=max((r.step or 0 for r in live), default=0),
+    )
+
+
+def _exception(record: Mapping[str, Any] | None) -> str:
+    if not isinstance(record, Mapping):
+        return ""
+    kind, message = text(record, "type"), text(record, "message")
+    return clean(f"{kind}: {message}" if message else kind, limit=200)
+
+
+def _nodes(states: Sequence[Any]) -> int:
+    return len({getattr(state, "host", None) for state in states} - {None}) or 1
+
+
+def _phase_peaks(states: Sequence[Any]) -> dict[int, Mapping[str, int]]:
+    found = {}
+    for state in states:
+        peaks = getattr(state, "phase_peaks", None)
+        if isinstance(peaks, Mapping) and peaks:
+            found[int(state.rank)] = {str(k): int(v) for k, v in peaks.items()}
+    return found
