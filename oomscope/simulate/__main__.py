@@ -1,0 +1,7 @@
+"""`python -m oomscope.simulate`."""
+
+from __future__ import annotations
+
+from .runner import main
+
+main()

@@ -1,0 +1,15 @@
+"""`torch._C._cuda_*` in Python, so that torch.cuda's own unmodified Python layer works on the simulated device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import accelerator, memory, properties, streams
+
+
+def install(mode: Any) -> None:
+    """Put everything in place; `mode` is the `SimulatedMode` of the process."""
+    properties.install(mode)
+    memory.install(mode)
+    streams.install(mode)
+    accelerator.install(mode)

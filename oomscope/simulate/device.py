@@ -1,0 +1,177 @@
+"""One process's view of the simulated cards: allocators, memory history, out-of-memory errors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..core.allocator.model import (
+    AllocatorConfig,
+    AllocatorOutOfMemory,
+    CachingAllocator,
+    TraceRow,
+    VirtualDriver,
+    oom_message,
+)
+from .cards import Card
+from .frames import Stack, StackTable
+
+OutOfMemoryObserver = Callable[[int, int, int, int], None]
+"""(device, bytes wanted from the driver, total bytes, free bytes), as torch calls it."""
+_UNLIMITED_ROWS = 1 << 62
+
+
+class History:
+    """The ring of allocator events that `torch.cuda.memory._record_memory_history` switches on."""
+
+    def __init__(self, devices: int, stacks: StackTable) -> None:
+        self.enabled = False
+        self.context = False
+        """Whether Python stacks are taken."""
+        self.stacks = stacks
+        self.rows: list[deque[TraceRow]] = [deque() for _ in range(devices)]
+
+    def record(self, enabled: Optional[str], context: Optional[str], entries: int, clear: bool) -> None:
+        """Switch recording on ("state", "all") or off (None)."""
+        self.enabled = enabled == "all"
+        self.context = enabled is not None and context is not None
+        limit = entries if entries < _UNLIMITED_ROWS else None
+        self.rows = [deque(() if clear or enabled is None else rows, maxlen=limit) for rows in self.rows]
+
+    def traces(self) -> list[list[dict[str, Any]]]:
+        """One list of rows per device in torch's schema."""
+        return [[self._row(row) for row in rows] for rows in self.rows]
+
+    def _row(self, row: TraceRow) -> dict[str, Any]:
+        out: dict[str, Any] = {"action": row.action}
+        if row.action == "oom":
+            out["device_free"] = row.device_free
+        else:
+            out["addr"] = row.addr
+        out.update(
+            size=row.size,
+            stream=row.stream,
+            time_us=row.time_us,
+            compile_context="N/A",
+            user_metadata="",
+            pool_id=(0, 0),
+            frames=self.stacks.frames(row.context),
+        )
+        return out
+
+
+class Device:
+    """The simulated cards of this process; all of one kind, and only those it uses hold anything."""
+
+    def __init__(self, card: Card, count: int, capacity_bytes: int, stacks: StackTable) -> None:
+        self.card = card
+        self.count = count
+        self.capacity_bytes = capacity_bytes
+        """What cudaMalloc can hand out on each card."""
+        self.current = 0
+        self.history = History(count, stacks)
+        self.allocators: dict[int, CachingAllocator] = {}
+        self._waiting: set[int] = set()
+        """Cards with blocks that wait for another stream."""
+        self.observers: list[OutOfMemoryObserver] = []
+        self.settings = allocator_settings()
+        self.config = AllocatorConfig.parse(self.settings)
+
+    def allocator(self, index: int) -> CachingAllocator:
+        """The caching allocator of card `index`."""
+        found = self.allocators.get(index)
+        if found is None:
+            others = self.card.usable_bytes - self.capacity_bytes
+            driver = VirtualDriver(
+                self.capacity_bytes, reserved_by_others=others, total_bytes=self.card.usable_bytes
+            )
+            found = CachingAllocator(
+                self.config, driver, device=index, tracer=self._tracer(index), clock=_now_us
+            )
+            self.allocators[index] = found
+        return found
+
+    def _tracer(self, index: int) -> Callable[[TraceRow], None]:
+        history = self.history
+
+        def trace(row: TraceRow) -> None:
+            if history.enabled:
+                history.rows[index].append(row)
+
+        return trace
+
+    def malloc(self, count: int, index: int, stream: int, stack: Optional[Stack]) -> Any:
+        """A block of at least `count` bytes.
+
+        Raises:
+            torch.OutOfMemoryError: in torch's own words, after every observer was called.
+        """
+        allocator = self.allocators.get(index) or self.allocator(index)
+        if index in self._waiting:
+            # The other stream is assumed to keep up with this one: the lower bound of what a card would show.
+            self._waiting.discard(index)
+            allocator.process_events()
+        try:
+            return allocator.allocate(count, stream, stack)
+        except AllocatorOutOfMemory as error:
+            failed = error
+        free = self.free_bytes(index)
+        for observer in list(self.observers):
+            observer(index, failed.segment_size, self.card.usable_bytes, free)
+        used = self.card.usable_bytes - free
+        message = oom_message(failed, total_bytes=self.card.usable_bytes, process_bytes=used)
+        raise torch.OutOfMemoryError(message)
+
+    def free(self, block: Any, index: int) -> None:
+        if block.stream_uses:
+            self._waiting.add(index)
+        self.allocators[index].free_block(block)
+
+    def free_bytes(self, index: int) -> int:
+        """What cudaMemGetInfo calls free."""
+        found = self.allocators.get(index)
+        return self.capacity_bytes if found is None else found.driver.free_bytes
+
+    def memory_fraction(self, index: int) -> float:
+        """The share of the card that this process may use."""
+        allowed = self.allocator(index).allowed_bytes
+        return 1.0 if allowed is None else allowed / self.card.usable_bytes
+
+    def record_stream(self, address: int, index: int, stream: int) -> None:
+        self.allocators[index].record_stream(address, stream)
+
+    def snapshot(self) -> dict[str, Any]:
+        """`torch._C._cuda_memorySnapshot()`."""
+        segments = []
+        frames = self.history.stacks.frames
+        for index in sorted(self.allocators):
+            for segment in self.allocators[index].segments():
+                segment["frames"] = frames(segment["frames"])
+                for block in segment["blocks"]:
+                    block["frames"] = frames(block["frames"])
+                segments.append(segment)
+        return {
+            "segments": segments,
+            "device_traces": self.history.traces(),
+            "external_annotations": [],
+            "allocator_settings": self.config.to_settings(self.settings),
+        }
+
+    def reset(self) -> None:
+        """As after the start of the process."""
+        self.allocators.clear()
+        for rows in self.history.rows:
+            rows.clear()
+
+
+def allocator_settings() -> str:
+    """The text of PYTORCH_CUDA_ALLOC_CONF, else of PYTORCH_ALLOC_CONF."""
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

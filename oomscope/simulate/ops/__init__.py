@@ -1,0 +1,1 @@
+"""What single operations need: copies to the host, shapes that depend on values, memory inside kernels, attention."""

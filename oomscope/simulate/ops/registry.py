@@ -1,0 +1,93 @@
+"""Tables of what an operation needs besides its output shape: own kernels, and memory used inside its kernel.
+
+`kernel` replaces an operation; `workspace` names memory that the real kernel takes for itself. Both are open to
+plugins: a function decorated before the simulated device starts is used like a built-in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import torch
+
+Kernel = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""(mode, operation, args, kwargs) -> result, or NotImplemented for the ordinary way."""
+Workspace = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], list[Any]], Optional[list[int]]]
+"""(mode, operation, args, kwargs, outputs) -> bytes of each temporary, allocated in order and freed together."""
+
+_kernels: dict[str, tuple[Kernel, bool]] = {}
+_workspaces: dict[str, Workspace] = {}
+
+
+def kernel(*names: str, on_host: bool = False) -> Callable[[Kernel], Kernel]:
+    """Register an own kernel for operations "aten::name" (all overloads) or "aten::name.overload".
+
+    With `on_host` it is also asked when no simulated tensor takes part.
+    """
+
+    def register(function: Kernel) -> Kernel:
+        for name in names:
+            _kernels[name] = (function, on_host)
+        return function
+
+    return register
+
+
+def workspace(*names: str) -> Callable[[Workspace], Workspace]:
+    """Register the temporary memory of operations, by name as in `kernel`."""
+
+    def register(function: Workspace) -> Workspace:
+        for name in names:
+            _workspaces[name] = function
+        return function
+
+    return register
+
+
+class Info:
+    """What the dispatch mode wants to know about one operation, worked out once."""
+
+    __slots__ = ("is_composite", "is_plain", "is_random", "is_uninitialized",
+                 "is_view", "keeps_values", "kernel", "on_host", "workspace", "written")  # fmt: skip
+
+    def __init__(self, func: Any) -> None:
+        self.is_plain = isinstance(func, torch._ops.OpOverload)
+        self.kernel: Optional[Kernel] = None
+        self.on_host = False
+        self.workspace: Optional[Workspace] = None
+        self.written: list[tuple[int, str]] = []
+        self.is_random = self.is_view = self.is_composite = self.is_uninitialized = self.keeps_values = False
+        if not self.is_plain:
+            return
+        self.is_random = torch.Tag.nondeterministic_seeded in func.tags
+        self.is_view = func.is_view
+        key = torch._C.DispatchKey
+        # A real CPU kernel beside the composite one means that CUDA has its own kernel too: one launch, no temporaries.
+        self.is_composite = func.has_kernel_for_dispatch_key(
+            key.CompositeImplicitAutograd
+        ) and not func.has_kernel_for_dispatch_key(key.CPU)
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.written.append((position, argument.name))
+        name = func._schema.name
+        overload = func._overloadname
+        self.is_uninitialized = name in _UNINITIALIZED
+        self.keeps_values = name in _KEEPS_VALUES
+        for each in (f"{name}.{overload}", name):
+            if each in _kernels:
+                self.kernel, self.on_host = _kernels[each]
+                break
+        self.workspace = _workspaces.get(f"{name}.{overload}", _workspaces.get(name))
+
+
+_UNINITIALIZED = {
+    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+}  # fmt: skip
+_KEEPS_VALUES = {"aten::_amp_foreach_non_finite_check_and_unscale_"}
+"""These write to their tensors, but nothing that a program looks at changes: no overflow is assumed."""
+
+
+def operations() -> Iterator[str]:
+    """Names of all operations with an own kernel or workspace, for the tests."""
+    yield from sorted({*_kernels, *_workspaces})

@@ -1,0 +1,18 @@
+"""Changes to torch's Python layer other than torch.cuda: what looks at tensor types, devices or data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import compiling, data, engine, files, loading, modules, text
+
+
+def install(mode: Any) -> None:
+    """Put all in place; only once in a process."""
+    modules.install(mode)
+    data.install(mode)
+    engine.install(mode)
+    text.install(mode)
+    files.install(mode)
+    loading.install(mode)
+    compiling.install(mode)

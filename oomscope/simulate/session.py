@@ -1,0 +1,168 @@
+"""One simulated process from its start to its last record."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+from dataclasses import replace
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..errors import SetupError
+from . import accumulate, guard
+from .cards import Card, resolve
+from .composition import Names, compose
+from .device import Device
+from .ending import end_before_static_destructors
+from .frames import StackTable
+from .mode import SimulatedMode
+from .tracker import Tracker
+
+#: Versions of torch that the checks of this package were run with.
+SUPPORTED = ((2, 13), (2, 14))
+_session: Optional[Session] = None
+
+
+def refusal() -> Optional[str]:
+    """Why this torch or platform cannot be simulated, in one sentence; None when it can."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return (
+            f"the simulated device needs Linux on x86-64; this is {platform.system()} on {platform.machine()}"
+        )
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version not in SUPPORTED:
+        known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+        return f"the simulated device is tested with torch {known}; the job's interpreter has {torch.__version__}"
+    return None
+
+
+class Session:
+    """The simulated device of this process."""
+
+    def __init__(self, card: Card, world_size: int, rank: int, count: int, emit: Callable[..., None]) -> None:
+        self.card = card
+        self.world_size = world_size
+        self.rank = rank
+        self.emit = emit
+        self.stacks = StackTable()
+        self.device = Device(card, count, card.capacity_bytes(world_size), self.stacks)
+        self.tracker = Tracker(self.device, self.stacks)
+        self.mode = SimulatedMode(self.device, self.tracker)
+        self._ended = False
+
+    def enter(self) -> None:
+        """Patch torch and switch the mode on for this thread."""
+        from . import cuda, patches
+
+        self.tracker.follow_resizes()
+        cuda.install(self.mode)
+        patches.install(self.mode)
+        if self.world_size > 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+            from . import distributed
+
+            distributed.install(self.mode, self.world_size, self.rank)
+        self.mode.__enter__()
+        accumulate.calibrate()
+        self.mode.workspaces.clear()
+        self.tracker.reset()
+        self.device.reset()
+        self.mode.operations = 0
+
+    def peak(self) -> dict[str, Any]:
+        """The record "peak": the highest point of the card that this process used most."""
+        peaks = self.tracker.peaks
+        index = max(peaks, key=lambda each: peaks[each].bytes, default=0)
+        names = Names()
+        for root in list(self.tracker.roots):
+            names.learn(root)
+        composition, modules = compose(self.tracker, index, names)
+        step, phase = (None, None) if index not in peaks else peaks[index].where
+        return {
+            "k": "peak",
+            "device": index,
+            "peak_allocated_bytes": peaks[index].bytes if index in peaks else 0,
+            "peak_reserved_bytes": peaks[index].reserved if index in peaks else 0,
+            "capacity_bytes": self.device.capacity_bytes,
+            "step": step,
+            "phase": phase or (peaks[index].phase if index in peaks else None),
+            "composition": composition,
+            "modules": modules,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The record "simulated": what was assumed and what could not be done."""
+        card = self.card
+        return {
+            "k": "simulated",
+            "assumed_values": dict(sorted(self.mode.values.assumed.items())),
+            "unsupported": sorted(self.mode.unsupported),
+            "card": {
+                "name": card.name, "product": card.product, "usable_bytes": card.usable_bytes,
+                "capacity_bytes": self.device.capacity_bytes, "context_bytes": card.context_bytes,
+                "nccl_bytes": card.nccl_bytes if self.world_size > 1 else 0,
+                "compute_capability": list(card.compute_capability), "source": card.source,
+            },
+            "ops": self.mode.operations,
+            "compile_ignored": self.mode.compiled,
+            "convolution_workspace_bound_bytes": self.mode.convolution_bound,
+            "world_size": self.world_size,
+            "rank": self.rank,
+        }  # fmt: skip
+
+    def end(self) -> None:
+        """Emit the last records; once."""
+        if not self._ended:
+            self._ended = True
+            self.emit(self.peak())
+            self.emit(self.summary())
+            self.tracker.closing = True
+
+
+def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Session:
+    """See `oomscope.simulate.start`."""
+    global _session
+    if _session is not None:
+        return _session
+    reason = refusal()
+    if reason is not None:
+        raise SetupError(reason, hint="pip install 'torch==2.13.*', or run on a real GPU")
+    card = _card(config.get("device"))
+    world_size = int(config.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
+    rank = int(config.get("rank") or os.environ.get("RANK") or 0)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or min(world_size, 8))
+    guard.install(local)
+    session = Session(card, world_size, rank, local, emit)
+    if isinstance(config.get("device"), dict) and config["device"].get("capacity_bytes"):
+        session.device.capacity_bytes = int(config["device"]["capacity_bytes"])
+    session.enter()
+    session.tracker.where = config.get("where")
+    atexit.register(session.end)
+    end_before_static_destructors()
+    _session = session
+    return session
+
+
+def current() -> Optional[Session]:
+    """The session of this process, None when nothing is simulated."""
+    return _session
+
+
+def _card(device: Any) -> Card:
+    """The card of a configuration: a name, or an object whose values override those of the table."""
+    if isinstance(device, str):
+        return resolve(device)
+    card = resolve(str(device["spec"]))
+    overrides: dict[str, Any] = {}
+    for key, field in (
+        ("total_bytes", "usable_bytes"),
+        ("context_bytes", "context_bytes"),
+        ("nccl_bytes", "nccl_bytes"),
+    ):
+        if device.get(key) is not None:
+            overrides[field] = int(device[key])
+    if device.get("compute_capability"):
+        overrides["compute_capability"] = tuple(int(part) for part in device["compute_capability"])
+    return replace(card, **overrides)
