@@ -29,9 +29,9 @@ answer is absent.
     memory_pressure_pct      PSI "some avg10"
     oom_kills                of /proc/vmstat: the whole machine, since boot
     cgroup                   {"path", "version", "limit_bytes"|null, "usage_bytes", "oom_kills", "limit_hits"}
-    processes                of the watched pids: [{"pid", "start_ticks", "state", "rss_bytes", "rss_shared_bytes",
-                             "threads", "cpu_ticks", "shm_total_bytes"?, "shm_free_bytes"?, "cgroup"?}]
-                                              of the watched pids
+    processes                of the watched pids: [{"pid", "start_ticks", "state", "rss_bytes",
+                             "rss_shared_bytes", "threads", "cpu_ticks", "shm_total_bytes"?,
+                             "shm_free_bytes"?, "cgroup"?}]
 
 Others::
 

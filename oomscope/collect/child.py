@@ -36,7 +36,8 @@ class Schedule:
         slack = self._period[Tier.FAST] / 2
         tiers = frozenset(tier for tier, when in self._next.items() if when <= now + slack)
         for tier in tiers:
-            self._next[tier] = max(self._next[tier] + self._period[tier], now)
+            following = self._next[tier] + self._period[tier]
+            self._next[tier] = following if following > now else now + self._period[tier]
         return tiers
 
     def wait_s(self, now: float) -> float:

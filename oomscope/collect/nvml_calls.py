@@ -1,6 +1,7 @@
 """Single NVML questions with their version traps, and what NVML's errors mean.
 
-nvidia-ml-py looks every function up by name: one that the driver lacks raises NVMLError 13, and an unversioned call with an older driver raises NVMLLibraryMismatchError, which is *not* an NVMLError.
+nvidia-ml-py looks every function up by name: one that the driver lacks raises NVMLError 13, and an
+unversioned call with an older driver raises NVMLLibraryMismatchError, which is *not* an NVMLError.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def read_text(path: str) -> str | None:
 def read_stat(pid: int) -> Stat | None:
     """State of `pid`, None when there is none. The command name may hold spaces and parentheses."""
     line = read_text(f"/proc/{pid}/stat")
-    if not line or ")" not in line:
+    if not line or not 0 <= line.find("(") < line.rfind(")"):
         return None
     comm = line[line.index("(") + 1 : line.rindex(")")]
     rest = line[line.rindex(")") + 2 :].split()

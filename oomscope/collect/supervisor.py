@@ -115,17 +115,17 @@ class SupervisedCollector:
     def close(self) -> None:
         """Ends the child: closes its stdin, then kills it after a moment. Does not wait for a hung one."""
         child, self._child = self._child, None
+        for each in self._abandoned:
+            each.poll()
         if child is None:
             return
-        with suppress(OSError):
-            if child.stdin is not None:
-                child.stdin.close()
+        _close_pipes(child)
         try:
             child.wait(0.5)
         except subprocess.TimeoutExpired:
             self._kill(child)
-        if child.stdout is not None:
-            child.stdout.close()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)
 
     def _start(self, now: float) -> None:
         self._child = subprocess.Popen(
@@ -200,10 +200,7 @@ class SupervisedCollector:
     def _ended(self, now: float) -> None:
         child, self._child = self._child, None
         assert child is not None
-        for pipe in (child.stdin, child.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        _close_pipes(child)
         if self.status.state is State.UNAVAILABLE:
             return
         code = child.returncode
@@ -220,6 +217,7 @@ class SupervisedCollector:
         self._not_before = now + min(30.0, 0.5 * 2**self.status.restarts)
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
+        _close_pipes(child)
         with suppress(ProcessLookupError):
             child.kill()
         # Kept so that its pid is not reaped into a warning; a process in state D may never end.
@@ -227,6 +225,13 @@ class SupervisedCollector:
 
     def _set(self, state: State, code: str = "", why: str = "") -> None:
         self.status.state, self.status.code, self.status.why = state, code, why
+
+
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
 
 
 def _parse(line: bytes) -> Record | None:
