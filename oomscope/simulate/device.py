@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -19,6 +19,7 @@ from ..core.allocator.model import (
 )
 from .cards import Card
 from .frames import Stack, StackTable
+from .requests import request_log, tracer
 
 OutOfMemoryObserver = Callable[[int, int, int, int], None]
 """(device, bytes wanted from the driver, total bytes, free bytes), as torch calls it."""
@@ -35,7 +36,7 @@ class History:
         self.stacks = stacks
         self.rows: list[deque[TraceRow]] = [deque() for _ in range(devices)]
 
-    def record(self, enabled: Optional[str], context: Optional[str], entries: int, clear: bool) -> None:
+    def record(self, enabled: str | None, context: str | None, entries: int, clear: bool) -> None:
         """Switch recording on ("state", "all") or off (None)."""
         self.enabled = enabled == "all"
         self.context = enabled is not None and context is not None
@@ -78,6 +79,8 @@ class Device:
         self._waiting: set[int] = set()
         """Cards with blocks that wait for another stream."""
         self.observers: list[OutOfMemoryObserver] = []
+        self.request_folder: str | None = None
+        """Where a prediction run writes every request it makes."""
         self.settings = allocator_settings()
         self.config = AllocatorConfig.parse(self.settings)
 
@@ -89,9 +92,8 @@ class Device:
             driver = VirtualDriver(
                 self.capacity_bytes, reserved_by_others=others, total_bytes=self.card.usable_bytes
             )
-            found = CachingAllocator(
-                self.config, driver, device=index, tracer=self._tracer(index), clock=_now_us
-            )
+            trace = tracer(request_log(self.request_folder, index), self._tracer(index))
+            found = CachingAllocator(self.config, driver, device=index, tracer=trace, clock=_now_us)
             self.allocators[index] = found
         return found
 
@@ -104,7 +106,7 @@ class Device:
 
         return trace
 
-    def malloc(self, count: int, index: int, stream: int, stack: Optional[Stack]) -> Any:
+    def malloc(self, count: int, index: int, stream: int, stack: Stack | None) -> Any:
         """A block of at least `count` bytes.
 
         Raises:

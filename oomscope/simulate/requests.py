@@ -1,17 +1,16 @@
-"""Writes every request that a prediction run makes of its allocator, for replay under other settings and capacities.
+"""Writes every request that a prediction run makes of its allocator, for replay under other settings.
 
-Events are three 64-bit integers in the machine's own byte order: address, bytes (0: the block is free again, −1: the
-cache was emptied), stream. The reader is `oomscope.core.fixes.requests`.
+Events are three 64-bit integers in the machine's own byte order: address, bytes (0: the block is free again), stream.
+The reader is `oomscope.core.fixes.requests`.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from array import array
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-#: Environment variable with the folder to write to; set by the launcher of a prediction run.
-VARIABLE = "OOMSCOPE_REQUESTS"
 #: Integers kept in memory before they are written: 3 MiB.
 _BUFFER = 3 << 17
 
@@ -34,10 +33,6 @@ class RequestLog:
         if len(self._events) >= _BUFFER:
             self.flush()
 
-    def emptied(self) -> None:
-        """`torch.cuda.empty_cache()` was called."""
-        self._events.extend((0, -1, 0))
-
     def flush(self) -> None:
         """Append what is in memory to the file; a full disk ends the log, not the job."""
         events, self._events = self._events, array("q")
@@ -51,13 +46,16 @@ class RequestLog:
         return
 
 
-def request_log(device: int) -> Optional[RequestLog]:
-    """The log of `device` when the launcher asked for one."""
-    folder = os.environ.get(VARIABLE)
-    return RequestLog(folder, device) if folder else None
+def request_log(folder: str | None, device: int) -> RequestLog | None:
+    """The log of `device`, written to the end by the time the process ends; None without a folder."""
+    if not folder:
+        return None
+    log = RequestLog(folder, device)
+    atexit.register(log.flush)
+    return log
 
 
-def tracer(log: Optional[RequestLog], trace: Callable[[Any], None]) -> Callable[[Any], None]:
+def tracer(log: RequestLog | None, trace: Callable[[Any], None]) -> Callable[[Any], None]:
     """`trace`, preceded by the log when there is one."""
     if log is None:
         return trace

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from dataclasses import replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -23,10 +23,10 @@ from .tracker import Tracker
 
 #: Versions of torch that the checks of this package were run with.
 SUPPORTED = ((2, 13), (2, 14))
-_session: Optional[Session] = None
+_session: Session | None = None
 
 
-def refusal() -> Optional[str]:
+def refusal() -> str | None:
     """Why this torch or platform cannot be simulated, in one sentence; None when it can."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return (
@@ -35,7 +35,7 @@ def refusal() -> Optional[str]:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version not in SUPPORTED:
         known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
-        return f"the simulated device is tested with torch {known}; the job's interpreter has {torch.__version__}"
+        return f"the simulated device is tested with torch {known}; this is torch {torch.__version__}"
     return None
 
 
@@ -138,6 +138,8 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     if isinstance(config.get("device"), dict) and config["device"].get("capacity_bytes"):
         session.device.capacity_bytes = int(config["device"]["capacity_bytes"])
     session.enter()
+    if config.get("role") == "prediction":
+        session.device.request_folder = config.get("attempt_dir")
     session.tracker.where = config.get("where")
     atexit.register(session.end)
     end_before_static_destructors()
@@ -145,7 +147,7 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     return session
 
 
-def current() -> Optional[Session]:
+def current() -> Session | None:
     """The session of this process, None when nothing is simulated."""
     return _session
 

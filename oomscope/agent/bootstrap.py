@@ -1,0 +1,113 @@
+"""What happens right after `import torch`: the simulated device first, then the fixes, then the probes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any, Callable
+
+from ..protocol import layout
+from . import identity
+from .agent import Agent
+from .guard import failed, guarded
+
+#: The agent of this process, once torch was imported.
+AGENT: Agent | None = None
+
+
+def start(folder: str) -> None:
+    """Start the agent of this process; `folder` holds agent.json. Called once, by the bundle.
+
+    Raises:
+        OSError, ValueError: agent.json cannot be read. The caller stays silent about it.
+    """
+    global AGENT
+    if AGENT is not None:
+        return
+    with open(os.path.join(folder, layout.AGENT_CONFIG), encoding="utf-8") as stream:
+        config: dict[str, Any] = json.load(stream)
+    torch: Any = sys.modules["torch"]
+    launcher = identity.is_launcher()
+    if config.get("device") and not launcher and not identity.is_multiprocessing_child():
+        early = _Early()
+        _start_simulation(config, early)
+    else:
+        early = _Early()
+    AGENT = agent = Agent(torch, config, folder)
+    early.connect(agent)
+    if config.get("plan") and (config["plan"].get("fixes")) and not launcher:
+        _apply_plan(config["plan"], agent.emit)
+    agent.arm()
+
+
+class _Early:
+    """Stands in for the agent that does not exist yet: keeps records, and answers where the script is."""
+
+    def __init__(self) -> None:
+        self._kept: list[dict[str, Any]] = []
+        self._agent: Agent | None = None
+
+    def emit(self, record: dict[str, Any]) -> None:
+        if self._agent is None:
+            self._kept.append(record)
+        else:
+            self._agent.emit(record)
+
+    def where(self) -> tuple[int, str]:
+        """(step, phase) now."""
+        return (0, "other") if self._agent is None else self._agent.progress.current()
+
+    def modules(self) -> tuple[Any, ...]:
+        """The modules that run now, outermost first."""
+        probe = None if self._agent is None else self._agent.modules
+        return () if probe is None else tuple(probe.stack)
+
+    def connect(self, agent: Agent) -> None:
+        self._agent = agent
+        for record in self._kept:
+            agent.emit(record)
+        self._kept = []
+
+
+def current() -> tuple[int, str]:
+    """(step, phase) of this process, for the fixes and the simulated device."""
+    return (0, "other") if AGENT is None else AGENT.progress.current()
+
+
+def _start_simulation(config: dict[str, Any], early: _Early) -> None:
+    simulate = _optional("simulate")
+    begin: Callable[..., None] | None = getattr(simulate, "start", None)
+    if begin is None:
+        return
+    try:
+        begin({**config, "where": early.where, "modules": early.modules}, early.emit)
+    except Exception:  # noqa: BLE001  # the agent guard: the job then runs without a device and says so itself
+        failed("simulate")
+        early.emit({"k": "agent_error", "probe": "simulate", "error": _last_error()})
+
+
+@guarded("apply")
+def _apply_plan(plan: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    apply = getattr(_optional("agent.apply"), "apply", None)
+    if apply is not None:
+        apply(plan, emit)
+
+
+def _optional(name: str) -> Any:
+    """A module of ours that this bundle may not hold."""
+    package = __name__.split(".")[0]
+    full = f"{package}.{name}"
+    try:
+        return importlib.import_module(full)
+    except ModuleNotFoundError as error:
+        if error.name and full.startswith(error.name):
+            return None
+        raise
+
+
+def _last_error() -> str:
+    import traceback
+
+    return traceback.format_exc()[-4000:]
