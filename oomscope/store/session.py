@@ -271,8 +271,8 @@ class Session:
             return []
         return [Attempt(folder / name, int(name)) for name in names]
 
-    def new_attempt(self) -> Attempt:
-        """Make the folder of the next attempt.
+    def new_attempt(self, **info: Any) -> Attempt:
+        """Make the folder of the next attempt and write `info` to its attempt.json.
 
         Raises:
             SetupError: the folder cannot be written.
@@ -282,6 +282,7 @@ class Session:
         attempt = Attempt(Path(layout.attempt_dir(str(self.path), number)), number)
         try:
             attempt.create_folders()
+            attempt.write_info({"attempt": number, "created": time.time_ns(), **info})
         except OSError as error:
             raise SetupError(f"cannot write {attempt.path}: {error.strerror}") from error
         return attempt

@@ -1,0 +1,218 @@
+"""What a launch came to, read from the records its processes left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oomscope.live.state import RankState
+from oomscope.store.tail import read_attempt
+
+
+@dataclass(frozen=True)
+class OomFact:
+    """One out-of-memory error, caught before it unwound."""
+
+    step: int
+    phase: str
+    requested_bytes: int | None
+    device_free_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    capacity_bytes: int | None
+    caught: bool
+    """Training went on after it."""
+    in_backward: bool
+    message: str | None
+    snapshot: str | None
+    """Relative to the attempt."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank's part; sizes in bytes, None on a job without a device."""
+
+    rank: int
+    steps: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    capacity_bytes: int | None
+    peak_rss_bytes: int | None
+    losses: list[float] = field(default_factory=list)
+    """One per step that had one, in order."""
+    peak_phase: str | None = None
+    peak_composition: list[dict[str, Any]] = field(default_factory=list)
+    assumed_values: dict[str, Any] = field(default_factory=dict)
+    unsupported: list[str] = field(default_factory=list)
+    oom: OomFact | None = None
+    fixes: list[dict[str, Any]] = field(default_factory=list)
+    state: str = "done"
+    exception: str | None = None
+    """Type and text of the exception that ended it."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The end of one launch."""
+
+    exit_code: int
+    """As a shell sees it: 128 + n after signal n."""
+    signal: int | None
+    duration_s: float
+    first_failing_rank: int | None
+    oom: bool
+    """The job died of an out-of-memory error."""
+    ranks: list[RankResult]
+    timed_out: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """result.json."""
+        return asdict(self)
+
+
+def read_outcome(
+    attempt_dir: Path, *, exit_code: int, duration_s: float, timed_out: bool = False
+) -> JobResult:
+    """Read the records of `attempt_dir` (an attempt or a prediction).
+
+    Args:
+        attempt_dir: folder with procs/.
+        exit_code: as `subprocess` gives it.
+        duration_s: wall time of the launch.
+        timed_out: we ended it because its time was up.
+
+    Raises:
+        SessionError: the records are of a newer version.
+    """
+    states, losses = _states(attempt_dir)
+    ranks = [_rank_result(state, losses[state.file]) for state in states]
+    first = first_failing(states)
+    died_of_oom = exit_code != 0 and any(_is_fatal_oom(state) for state in states)
+    return JobResult(
+        exit_code=128 - exit_code if exit_code < 0 else exit_code,
+        signal=-exit_code if exit_code < 0 else None,
+        duration_s=duration_s,
+        first_failing_rank=first.rank if first is not None else None,
+        oom=died_of_oom,
+        ranks=ranks,
+        timed_out=timed_out,
+    )
+
+
+def first_failing(states: Iterable[RankState]) -> RankState | None:
+    """The rank whose trouble began first, by our own clock.
+
+    torchrun names the smallest time in whole seconds and often blames a victim: a rank that lost its peer. So an
+    out-of-memory error comes before any other exception of the same moment, and a lost connection is never the cause
+    while somebody else failed otherwise.
+    """
+    failed = [state for state in states if _failure_time(state) is not None]
+    if not failed:
+        return None
+    causes = [state for state in failed if not is_victim(state)] or failed
+    return min(causes, key=lambda state: (_failure_time(state) or 0, state.rank or 0))
+
+
+#: Texts of errors that a rank gets because another one is gone. Source: gloo, NCCL and c10d messages.
+_VICTIM_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket Timeout",
+    "Timed out waiting",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "Connection refused",
+    "connectFullMesh",
+    "failed to recv, got 0 bytes",
+)
+
+
+def is_victim(state: RankState) -> bool:
+    """Whether its exception only says that another rank is gone."""
+    if state.exception is None or state.exception.get("is_oom"):
+        return False
+    message = str(state.exception.get("message"))
+    return any(text in message for text in _VICTIM_TEXTS)
+
+
+def _failure_time(state: RankState) -> int | None:
+    times = []
+    if state.exception is not None:
+        times.append(state.exception.get("t"))
+    if state.oom is not None and not state.oom.get("caught"):
+        times.append(state.oom.get("t"))
+    known = [t for t in times if isinstance(t, int)]
+    return min(known) if known else None
+
+
+def _is_fatal_oom(state: RankState) -> bool:
+    if state.exception is not None:
+        return bool(state.exception.get("is_oom"))
+    return state.oom is not None and not state.oom.get("caught")
+
+
+def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]:
+    """The states of the ranks (helpers left out), sorted by rank; and each file's losses."""
+    latest: dict[int, RankState] = {}
+    losses: dict[str, list[float]] = {}
+    for name, records in read_attempt(attempt_dir).items():
+        state = RankState(file=name)
+        for record in records:
+            state.take(record)
+        if state.rank is None:
+            continue
+        # torchrun may restart a rank: the process that spoke last is the rank.
+        known = latest.get(state.rank)
+        if known is None or state.last_t >= known.last_t:
+            latest[state.rank] = state
+        losses[name] = [
+            float(record["loss"])
+            for record in records
+            if record.get("k") == "step" and isinstance(record.get("loss"), (int, float))
+        ]
+    for state in latest.values():
+        state.refresh(alive=False)
+    return [latest[rank] for rank in sorted(latest)], losses
+
+
+def _rank_result(state: RankState, losses: list[float]) -> RankResult:
+    peak: Mapping[str, Any] = state.peak or {}
+    simulation: Mapping[str, Any] = state.simulation or {}
+    phase = peak.get("phase") or max(state.phase_peaks, key=state.phase_peaks.__getitem__, default=None)
+    exception = state.exception
+    return RankResult(
+        rank=state.rank or 0,
+        steps=state.step,
+        peak_allocated_bytes=state.peak_allocated_bytes,
+        peak_reserved_bytes=state.peak_reserved_bytes,
+        capacity_bytes=state.capacity_bytes,
+        peak_rss_bytes=state.peak_rss_bytes,
+        losses=losses,
+        peak_phase=phase,
+        peak_composition=list(peak.get("composition") or []),
+        assumed_values=dict(simulation.get("assumed_values") or {}),
+        unsupported=list(simulation.get("unsupported") or []),
+        oom=_oom_fact(state.oom) if state.oom is not None else None,
+        fixes=list(state.fixes),
+        state=state.state,
+        exception=f"{exception.get('type')}: {exception.get('message')}" if exception is not None else None,
+    )
+
+
+def _oom_fact(record: Mapping[str, Any]) -> OomFact:
+    return OomFact(
+        step=record.get("step") or 0,
+        phase=str(record.get("phase") or "other"),
+        requested_bytes=record.get("requested_bytes"),
+        device_free_bytes=record.get("device_free_bytes"),
+        allocated_bytes=record.get("allocated_bytes"),
+        reserved_bytes=record.get("reserved_bytes"),
+        capacity_bytes=record.get("capacity_bytes"),
+        caught=bool(record.get("caught")),
+        in_backward=bool(record.get("in_backward")),
+        message=record.get("message"),
+        snapshot=record.get("snapshot"),
+    )

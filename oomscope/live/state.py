@@ -1,0 +1,233 @@
+"""One rank as its records tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oomscope.live.series import StepSeries
+
+Record = Mapping[str, Any]
+
+#: A rank that has written nothing for so long is silent: ten of its readings are missing.
+SILENT_AFTER_S = 5.0
+
+
+@dataclass
+class RankState:
+    """What is known of one rank; sizes in bytes, None where the job has no such thing or has not said it yet."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    pid: int = 0
+    host: str = ""
+    file: str = ""
+    """Name of its record file in procs/."""
+    device: int | None = None
+    gpu_name: str | None = None
+    gpu_uuid: str | None = None
+    simulated: bool = False
+    state: str = "starting"
+    """starting, running, oom, failed, done, lost or silent."""
+    step: int = 0
+    """The step that runs, which is the number of completed steps."""
+    micro_step: int = 0
+    phase: str = "other"
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    capacity_bytes: int | None = None
+    device_used_bytes: int | None = None
+    rss_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    loss: float | None = None
+    series: StepSeries = field(default_factory=StepSeries)
+    first_t: int = 0
+    last_t: int = 0
+    """UTC ns of the first and the last record."""
+    oom: dict[str, Any] | None = None
+    """The last `oom` record; its `caught` says whether training went on after it."""
+    exception: dict[str, Any] | None = None
+    fixes: list[dict[str, Any]] = field(default_factory=list)
+    model: dict[str, Any] | None = None
+    peak: dict[str, Any] | None = None
+    simulation: dict[str, Any] | None = None
+    """The last `simulated` record: assumed values, unsupported operators, card."""
+    phase_peaks: dict[str, int] = field(default_factory=dict)
+    """Most allocated bytes seen in each phase."""
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    agent_errors: list[dict[str, Any]] = field(default_factory=list)
+    lost_records: int = 0
+    hello: dict[str, Any] | None = None
+    term: bool = False
+    """It was sent SIGTERM."""
+    said_bye: bool = False
+
+    def take(self, record: Record) -> None:
+        """Take one record in; unknown kinds and fields of the wrong type are skipped."""
+        t = record.get("t")
+        if isinstance(t, int):
+            self.first_t = self.first_t or t
+            self.last_t = max(self.last_t, t)
+        handler = _HANDLERS.get(str(record.get("k")))
+        if handler is not None:
+            handler(self, record)
+
+    def refresh(self, now_ns: int | None = None, *, alive: bool | None = None) -> None:
+        """Bring `state` up to date with the clock and with whether the process lives (None: unknown)."""
+        if self.said_bye or self.exception is not None:
+            self.state = self._ended_state()
+        elif alive is False:
+            self.state = "oom" if self.oom is not None and not self.oom["caught"] else "lost"
+        elif self.last_t and ((now_ns or time.time_ns()) - self.last_t) / 1e9 > SILENT_AFTER_S:
+            self.state = "silent"
+        elif self.hello is not None:
+            self.state = "running" if self.step or self.rank is not None else "starting"
+
+    def _ended_state(self) -> str:
+        if self.exception is not None:
+            return "oom" if self.exception.get("is_oom") else "failed"
+        return "done"
+
+    # -- one method per kind
+
+    def _hello(self, record: Record) -> None:
+        self.hello = dict(record)
+        self.pid = _int(record.get("pid")) or 0
+        self.host = str(record.get("host") or "")
+        self.simulated = bool(record.get("simulated"))
+        identity = record.get("identity")
+        if isinstance(identity, Mapping):
+            self._identify(identity)
+
+    def _rank(self, record: Record) -> None:
+        self._identify(record)
+        self.device = _int(record.get("device"))
+        self.gpu_name = _text(record.get("gpu_name"))
+        self.gpu_uuid = _text(record.get("gpu_uuid"))
+        self.capacity_bytes = _int(record.get("capacity_bytes")) or self.capacity_bytes
+        self.simulated = bool(record.get("simulated"))
+
+    def _identify(self, record: Record) -> None:
+        for name in ("rank", "local_rank", "world_size"):
+            value = _int(record.get(name))
+            if value is not None:
+                setattr(self, name, value)
+
+    def _memory(self, record: Record) -> None:
+        for name in ("allocated_bytes", "reserved_bytes", "rss_bytes", "retries", "ooms"):
+            value = _int(record.get(name))
+            if value is not None:
+                setattr(self, name, value)
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes"):
+            value = _int(record.get(name))
+            if value is not None:
+                setattr(self, name, max(value, getattr(self, name) or 0))
+
+    def _reading(self, record: Record) -> None:
+        self._memory(record)
+        self.step = max(self.step, _int(record.get("step")) or 0)
+        self.micro_step = _int(record.get("micro_step")) or 0
+        self.phase = str(record.get("phase") or "other")
+        free, total = _int(record.get("device_free_bytes")), _int(record.get("device_total_bytes"))
+        if free is not None and total is not None:
+            self.device_used_bytes = total - free
+            if self.capacity_bytes is None:
+                self.capacity_bytes = total
+
+    def _step(self, record: Record) -> None:
+        self._memory(record)
+        step = _int(record.get("step"))
+        if step is None:
+            return
+        low = _int(record.get("low_allocated_bytes"))
+        if low is not None:
+            self.allocated_bytes = low
+        self.step = max(self.step, step + 1)
+        self.micro_step = 0
+        loss = record.get("loss")
+        if isinstance(loss, (int, float)):
+            self.loss = float(loss)
+        self.series.add(step, record)
+        if self.oom is not None and self.oom.get("caught") is None:
+            self.oom["caught"] = True
+
+    def _phase(self, record: Record) -> None:
+        self.phase = str(record.get("phase") or "other")
+
+    def _phase_peak(self, record: Record) -> None:
+        peak = _int(record.get("peak_allocated_bytes"))
+        if peak is not None:
+            name = str(record.get("phase"))
+            self.phase_peaks[name] = max(peak, self.phase_peaks.get(name, 0))
+
+    def _oom(self, record: Record) -> None:
+        self._memory(record)
+        self.oom = dict(record)
+        self.oom.setdefault("caught", None)
+        self.ooms = (self.ooms or 0) or 1
+        self.phase = str(record.get("phase") or self.phase)
+        self.step = max(self.step, _int(record.get("step")) or 0)
+        self.capacity_bytes = self.capacity_bytes or _int(record.get("capacity_bytes"))
+
+    def _exception(self, record: Record) -> None:
+        if not record.get("main_thread", True) and self.exception is not None:
+            return
+        self.exception = dict(record)
+        if self.oom is not None:
+            if record.get("is_oom"):
+                self.oom["caught"] = False
+                self.oom["message"] = self.oom.get("message") or record.get("message")
+            elif self.oom.get("caught") is None:
+                self.oom["caught"] = True
+
+    def _bye(self, record: Record) -> None:
+        self.said_bye = True
+        self.step = max(self.step, _int(record.get("steps")) or 0)
+        if self.oom is not None and self.oom.get("caught") is None and self.exception is None:
+            self.oom["caught"] = True
+
+    def _peak(self, record: Record) -> None:
+        self.peak = dict(record)
+        self._memory({key: record.get(key) for key in ("peak_allocated_bytes", "peak_reserved_bytes")})
+
+    def _gap(self, record: Record) -> None:
+        self.lost_records += _int(record.get("lost")) or 0
+
+    def _term(self, record: Record) -> None:
+        self.term = True
+
+
+_HANDLERS: dict[str, Callable[[RankState, Record], None]] = {
+    "hello": RankState._hello,
+    "rank": RankState._rank,
+    "reading": RankState._reading,
+    "step": RankState._step,
+    "phase": RankState._phase,
+    "phase_peak": RankState._phase_peak,
+    "oom": RankState._oom,
+    "exception": RankState._exception,
+    "bye": RankState._bye,
+    "peak": RankState._peak,
+    "gap": RankState._gap,
+    "term": RankState._term,
+    "simulated": lambda state, record: setattr(state, "simulation", dict(record)),
+    "model": lambda state, record: setattr(state, "model", dict(record)),
+    "fix": lambda state, record: state.fixes.append(dict(record)),
+    "snapshot": lambda state, record: state.snapshots.append(dict(record)),
+    "agent_error": lambda state, record: state.agent_errors.append(dict(record)),
+}
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
