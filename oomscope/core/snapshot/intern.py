@@ -31,8 +31,17 @@ def _sample(frames: list[Any]) -> tuple[int, ...]:
 
 def clean_text(value: object) -> str:
     """`value` as text that can be encoded: lone surrogates, which a pickle may hold, become "?"."""
-    text = value if type(value) is str else "" if value is None else str(value)[:1000]
+    text = value if type(value) is str else "" if value is None else brief(value)
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def brief(value: object) -> str:
+    """`value` for a message, at most 40 characters; containers by type only, as theirs may be endless."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or type(value) in (str, bytes, int, float, bool):
+        return repr(value[:40] if isinstance(value, (str, bytes)) else value)[:42]
+    return f"of type {type(value).__name__}"
 
 
 class Interner:
@@ -121,7 +130,7 @@ class Interner:
             ValueError: not a 64-bit integer, or more streams than any program has.
         """
         if not isinstance(handle, int) or not -(1 << 63) <= handle < 1 << 64:
-            raise ValueError(f"stream is {handle!r:.40}")
+            raise ValueError(f"stream is {brief(handle)}")
         number = self._stream_numbers.get(handle)
         if number is None:
             if len(self.streams) >= MAX_STREAMS:
@@ -143,7 +152,7 @@ class Interner:
             or len(pool_id) != 2
             or not all(isinstance(part, int) for part in pool_id)
         ):
-            raise ValueError(f"pool id is {pool_id!r:.40}")
+            raise ValueError(f"pool id is {brief(pool_id)}")
         key = (int(pool_id[0]), int(pool_id[1]))
         number = self._pool_numbers.get(key)
         if number is None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from oomscope.core.snapshot.columns import Annotations, Events
-from oomscope.core.snapshot.intern import Interner, clean_text
+from oomscope.core.snapshot.intern import Interner, brief, clean_text
 from oomscope.core.snapshot.model import DeviceSnapshot, Identity, Snapshot
 from oomscope.core.snapshot.notes import Notes
 from oomscope.core.snapshot.parse_events import EventsBuilder, integer
@@ -48,7 +48,7 @@ def parse_snapshot(
     if type(raw) is not dict:
         raise SnapshotError(f"holds {_describe(raw)}, not a memory snapshot", hint=_HINT)
     if "segments" not in raw and "device_traces" not in raw:
-        keys = ", ".join(sorted(repr(key)[:40] for key in list(raw)[:5])) or "none"
+        keys = ", ".join(sorted(brief(key) for key in list(raw)[:5])) or "none"
         raise SnapshotError(f'has neither "segments" nor "device_traces" (keys: {keys})', hint=_HINT)
     interner, notes = Interner(), Notes()
     interner.pool((0, 0))

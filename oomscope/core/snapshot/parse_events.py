@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oomscope.core.snapshot.columns import ACTION_CODES, NO_STACK, Action, Events
-from oomscope.core.snapshot.intern import Interner
+from oomscope.core.snapshot.intern import Interner, brief
 from oomscope.core.snapshot.notes import Notes
 from oomscope.errors import SnapshotError
 
@@ -148,7 +148,7 @@ class EventsBuilder:
         code = ACTION_CODES.get(action, int(Action.UNKNOWN)) if type(action) is str else int(Action.UNKNOWN)
         if code == Action.UNKNOWN:
             self._notes.add(
-                "unknown-action", f"{where} has the action {action!r:.40}, which is not known here"
+                "unknown-action", f"{where} has the action {brief(action)}, which is not known here"
             )
         address = row["addr"] if "addr" in row else row.get("device_free", -1)
         return (
@@ -199,7 +199,7 @@ def integer(value: object, where: str, name: str) -> int:
         return int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
         return int(value)
-    raise SnapshotError(f"{where}: {name} is {value!r:.40}, not a 64-bit integer")
+    raise SnapshotError(f"{where}: {name} is {brief(value)}, not a 64-bit integer")
 
 
 def _kind(value: object) -> str:

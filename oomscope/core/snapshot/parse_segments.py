@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from oomscope.core.snapshot.columns import NO_STACK, STATE_CODES, Blocks, BlockState, Segments
-from oomscope.core.snapshot.intern import Interner
+from oomscope.core.snapshot.intern import Interner, brief
 from oomscope.core.snapshot.notes import Notes
 from oomscope.core.snapshot.parse_events import integer
 from oomscope.errors import SnapshotError
@@ -89,7 +89,7 @@ def _block(
     name = block.get("state")
     state = STATE_CODES.get(name) if type(name) is str else None
     if state is None:
-        notes.add("unknown-state", f"{where} has the state {name!r:.40}; counted as active")
+        notes.add("unknown-state", f"{where} has the state {brief(name)}; counted as active")
         state = int(BlockState.ACTIVE)
     frames, requested = block.get("frames"), block.get("requested_size")
     history = block.get("history")  # torch 2.0 only; its first entry is the current allocation
