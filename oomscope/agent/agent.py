@@ -6,6 +6,7 @@ A dormant agent owns no file, no thread and no socket: DataLoader workers, launc
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import socket
 import sys
@@ -18,12 +19,18 @@ from ..protocol.records import PROTOCOL_VERSION, Identity
 from . import exceptions, guard, identity
 from .guard import guarded
 from .patching import AfterImport, Patches
+from .peers import Peers
 from .phases import ModuleProbe, model_record
 from .probes import Progress, StepProbe
 from .readings import DeviceMemory, HostMemory
 from .recorder import Recorder
 from .sampler import Sampler
+from .termination import StackOnTerm
 from .writer import Emitter
+
+
+#: Ranks below this number write a snapshot when another rank ran out of memory.
+MAX_PEER_SNAPSHOTS = 8
 
 
 class Agent:
@@ -48,6 +55,8 @@ class Agent:
         self._own = folder + "/_oomscope_job"
         self._lock = threading.Lock()
         self._sampler: Sampler | None = None
+        self._peers: Peers | None = None
+        self._term: StackOnTerm | None = None
         self._told_rank: tuple[Any, ...] | None = None
         self._told_model = False
         self.steps = StepProbe(
@@ -94,6 +103,7 @@ class Agent:
         if self.is_detailed:
             self._arm_modules()
         self._arm_group()
+        self._arm_spawn()
         self._arm_cuda()
         self.exceptions.install()
         os.register_at_fork(after_in_child=self._forked)
@@ -135,6 +145,23 @@ class Agent:
             self.patches.attribute(module, "_update_default_pg", update)
 
         self.after_import.when("torch.distributed.distributed_c10d", patch)
+
+    def _arm_spawn(self) -> None:
+        """Hear of exceptions in ranks of torch.multiprocessing.spawn, which catches them itself."""
+
+        @guarded("spawn")
+        def patch(module: Any) -> None:
+            inner = getattr(module, "_wrap", None)
+            if inner is None:
+                return
+
+            @functools.wraps(inner)
+            def wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
+                return inner(_Heard(function, self), *args, **kwargs)
+
+            self.patches.attribute(module, "_wrap", wrap)
+
+        self.after_import.when("torch.multiprocessing.spawn", patch)
 
     @guarded("cuda")
     def _arm_cuda(self) -> None:
@@ -184,7 +211,19 @@ class Agent:
         self.emitter.open(path, self._hello(host))
         self._tell_rank()
         self._sampler = Sampler(self._tick)
+        self._peers = Peers(
+            self.config["rundir"],
+            self.emit,
+            own_folder=self._own,
+            facts=lambda: {**self.reading(), "k": "dump"},
+            snapshot=self._peer_snapshot,
+        )
+        if self._peers.open():
+            self._sampler.listen(self._peers.socket, self._peers.receive)
         self._sampler.start()
+        stacks = os.path.join(self.config["attempt_dir"], layout.STACKS_DIR, name.replace(".jsonl", ".txt"))
+        self._term = StackOnTerm(stacks)
+        self._term.install()
         atexit.register(self._goodbye)
 
     def _who(self) -> Identity:
@@ -296,6 +335,13 @@ class Agent:
 
     # -- the end
 
+    def _peer_snapshot(self, reason: str) -> str | None:
+        """A snapshot of this rank when another one asked; of the first ranks only, because each may be large."""
+        rank = self.identity.get("rank")
+        if not self.device.is_used or rank is None or rank >= MAX_PEER_SNAPSHOTS:
+            return None
+        return str(self.recorder.snapshot(reason) or "") or None
+
     def _may_speak(self) -> bool:
         """Before an exception is recorded: a main process that died before it trained is worth a record."""
         if not self.active and not self.is_helper:
@@ -309,6 +355,8 @@ class Agent:
     def _after_exception(self, record: dict[str, Any], error: BaseException) -> None:
         if record["main_thread"]:
             guarded("torchelastic")(exceptions.write_torchelastic_error)(record)
+        if record["is_oom"] and self._peers is not None:
+            self._peers.alarm("oom", self.identity.get("rank"))
 
     @guarded("bye")
     def _goodbye(self) -> None:
@@ -318,6 +366,10 @@ class Agent:
         self.emit(self.reading())
         self.emit({"k": "bye", "steps": self.progress.step})
         self.emitter.close()
+        if self._peers is not None:
+            self._peers.close()
+        if self._term is not None:
+            self._term.tidy()
 
     @guarded("fork")
     def _forked(self) -> None:
@@ -330,9 +382,30 @@ class Agent:
         self.emitter.after_fork()
         self.exceptions.remove()
         atexit.unregister(self._goodbye)
+        if self._peers is not None:
+            self._peers.after_fork()
+        if self._term is not None:
+            self._term.remove()
+        self._peers = self._term = None
         self.host = self.steps._host = self.recorder._host = HostMemory()
         self.progress.step = 0
         self.progress.phase = "other"
+
+
+class _Heard:
+    """A function of a spawned rank whose exception is recorded on its way out."""
+
+    def __init__(self, function: Any, agent: Agent) -> None:
+        self._function = function
+        self._agent = agent
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return self._function(*args)
+        except Exception as error:
+            probe = self._agent.exceptions
+            probe.saw(type(error), error, error.__traceback__, main=True)
+            raise
 
 
 def _start_time() -> int:

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Callable
 
 from ..protocol import layout
-from . import identity
+from . import elastic, identity
 from .agent import Agent
 from .guard import failed, guarded
 
@@ -30,11 +30,11 @@ def start(folder: str) -> None:
         config: dict[str, Any] = json.load(stream)
     torch: Any = sys.modules["torch"]
     launcher = identity.is_launcher()
+    if launcher:
+        elastic.listen(config["attempt_dir"])
+    early = _Early()
     if config.get("device") and not launcher and not identity.is_multiprocessing_child():
-        early = _Early()
         _start_simulation(config, early)
-    else:
-        early = _Early()
     AGENT = agent = Agent(torch, config, folder)
     early.connect(agent)
     if config.get("plan") and (config["plan"].get("fixes")) and not launcher:
