@@ -1,15 +1,15 @@
 """Gradients that meet in the autograd engine are added in place, as on a real device.
 
-`torch::autograd::InputBuffer` does `old.add_(new)` when it holds the last reference to `old`, but adds out of place
-for tensor subclasses and under any dispatch mode. Where the engine itself adds and nobody else holds `old`, the sum
-therefore takes over old's memory.
+`torch::autograd::InputBuffer` does `old.add_(new)` when it holds the last reference to `old`, but adds out
+of place for tensor subclasses and under any dispatch mode. Where the engine itself adds and nobody else
+holds `old`, the sum therefore takes over old's memory.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,13 +18,16 @@ from .tracker import Tracker
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _ENGINE = ("_engine_run_backward",)
-_lone_count: Optional[int] = None
+_lone_count: int | None = None
 """`_use_count()` of a gradient that only the engine holds, as seen from here."""
-_probe: Optional[list[int]] = None
+_probe: list[int] | None = None
 
 
 def joins_in_place(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
-    """Whether this addition is the engine's own; if so, `out` has taken over the memory of its first input."""
+    """Whether this addition is the engine's own.
+
+    If so, `out` has taken over the memory of its first input.
+    """
     if kwargs or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
     old = args[0]

@@ -1,13 +1,13 @@
 """What the memory at the peak was for, by category and by module.
 
-Each allocation is judged when all is known: whether its memory became a parameter, a gradient or optimizer state, and
-whether a tensor of the forward pass lived on into the backward pass.
+Each allocation is judged when all is known: whether its memory became a parameter, a gradient or optimizer
+state, and whether a tensor of the forward pass lived on into the backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -15,9 +15,17 @@ from .tracker import Allocation, Peak, Tracker
 
 #: Every category, in the order of reports.
 CATEGORIES = (
-    "parameters", "gradients", "optimizer state", "activations", "temporaries", "workspaces", "inputs", "buffers",
-    "communication", "other",
-)  # fmt: skip
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "temporaries",
+    "workspaces",
+    "inputs",
+    "buffers",
+    "communication",
+    "other",
+)
 
 
 def mark_optimizer(tracker: Tracker, optimizer: Any) -> None:
@@ -72,7 +80,7 @@ class Names:
         for path, module in root.named_modules():
             self._paths.setdefault(id(module), path or type(module).__name__)
 
-    def of(self, reference: Any) -> Optional[str]:
+    def of(self, reference: Any) -> str | None:
         module = reference() if reference is not None else None
         if module is None:
             return None

@@ -1,14 +1,25 @@
 """Ends the process with its own exit status although torch's device threads never join.
 
-After a backward pass on the simulated device, the autograd engine holds device threads that cannot be joined when
-the process's static objects are destroyed, and the C++ runtime aborts. Everything before that point is Python's own
-and stays as it is: uncaught exceptions, `atexit` handlers, finalisation, exit status. So only the last part is cut
-short: glibc's `on_exit` hands the status to `_exit`, after all C streams were flushed.
+Backward passes on a CUDA device run in threads of the autograd engine that live as long as the process. Two
+things
+would go wrong at its end:
+
+* A device thread that still waits for the interpreter lock, to drop what it used in the last pass, is
+  killed by Python's finalisation, and the C++ runtime aborts. So the lock is given away for a moment
+  before.
+* The threads cannot be joined when static objects are destroyed. So glibc's `on_exit` hands the status to
+  `_exit` before that, after all C streams were flushed.
+
+Everything else stays Python's own: uncaught exceptions, `atexit` handlers, finalisation, exit status.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
+
+_MOMENT_S = 0.02
+"""Four times Python's switch interval."""
 
 
 def end_before_static_destructors() -> None:
@@ -16,3 +27,8 @@ def end_before_static_destructors() -> None:
     libc = ctypes.CDLL(None)
     libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
     libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
+
+
+def let_device_threads_finish() -> None:
+    """Give the interpreter lock away, so that waiting device threads get it."""
+    time.sleep(_MOMENT_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ class StackTable:
         self._stacks: dict[Stack, Stack] = {}
         self._lines: dict[tuple[CodeType, int], dict[str, Any]] = {}
 
-    def take(self, frame: Optional[FrameType]) -> Stack:
+    def take(self, frame: FrameType | None) -> Stack:
         """The stack from `frame` outwards."""
         found: list[Any] = []
         add = found.append
@@ -45,7 +45,7 @@ class StackTable:
         stack = tuple(found)
         return self._stacks.setdefault(stack, stack)
 
-    def frames(self, stack: Optional[Stack]) -> list[dict[str, Any]]:
+    def frames(self, stack: Stack | None) -> list[dict[str, Any]]:
         """`[{"filename", "line", "name"}, …]`, innermost first, without the simulation's own frames."""
         if not stack:
             return []

@@ -1,12 +1,13 @@
-"""Makes torch's C++ core accept CUDA tensors where there is no CUDA: a device guard and accelerator hooks, by ctypes.
+"""Makes torch's C++ core accept CUDA tensors where there is no CUDA: device guard and hooks, by ctypes.
 
-Without a registered device guard the process aborts at the first differentiable operation on a CUDA tensor, and
-`FakeTensorMode` only replaces a guard that exists. So:
+Without a registered device guard the process aborts at the first differentiable operation on a CUDA tensor,
+and `FakeTensorMode` only replaces a guard that exists. So:
 
-1. An object whose virtual functions all return 0 is put into `c10::impl::device_guard_impl_registry`. libc10's own
-   `ensureCUDADeviceGuardSet()` then sees a guard without devices and replaces it with its fake guard.
-2. Two slots of the CUDA hooks' table of virtual functions, `isBuilt` and `hasPrimaryContext`, are replaced with a
-   native function that returns true; the autograd engine asks both.
+1. An object whose virtual functions all return 0 is put into `c10::impl::device_guard_impl_registry`.
+   libc10's own `ensureCUDADeviceGuardSet()` then sees a guard without devices and replaces it with its fake
+   guard.
+2. Two slots of the CUDA hooks' table of virtual functions, `isBuilt` and `hasPrimaryContext`, are replaced
+   with a native function that returns true; the autograd engine asks both.
 
 Slot numbers are read from the C++ headers that every wheel ships, so that they follow the installed version.
 A build with CUDA registers its own guard, which would call the driver: it is replaced as well.
@@ -66,7 +67,8 @@ def _install_guard(devices: int) -> int:
         ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
     )
     count = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(functions[counter])(guard)
-    # Both candidates are compiled as `return <constant>;`: deviceCount() of the one-device guard, queryEvent() otherwise.
+    # Both candidates are compiled as `return <constant>;`: deviceCount() of the one-device guard,
+    # queryEvent() otherwise.
     returns_true = functions[counter] if count == 1 else functions[slots.index("queryEvent")]
     if (
         ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)(returns_true)(guard, None)

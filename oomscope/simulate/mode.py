@@ -1,15 +1,15 @@
-"""The dispatch mode: every operation on a simulated tensor is sized, allocated and forgotten, without arithmetic.
+"""The dispatch mode: every operation on a simulated tensor is sized and allocated, without arithmetic.
 
-Operations on real CPU tensors run as ever. An operation that involves a simulated tensor, or makes one, goes straight
-to `FakeTensorMode.dispatch`, which works out shapes; the mode itself is never active, so that CPU tensors, data
-loaders and numpy stay real.
+Operations on real CPU tensors run as ever. An operation that involves a simulated tensor, or makes one,
+goes straight to `FakeTensorMode.dispatch`, which works out shapes; the mode itself is never active, so that
+CPU tensors, data loaders and numpy stay real.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
@@ -30,13 +30,23 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PRIM_DEVICE = torch.ops.prim.device.default
 _PLAIN, _SIMULATED, _FOREIGN = 1, 2, 3
 _VIRTUAL_BYTES = 256 << 10
-"""CPU tensors above this size made while a module is constructed hold no memory: their values are not needed."""
+"""CPU tensors above this size made while a module is constructed hold no memory.
+
+Their values are not needed.
+"""
 _VIRTUAL_DEPTH = 80
 _FACTORIES = {
-    aten.empty.memory_format: 0, aten.zeros.default: 0, aten.ones.default: 0, aten.rand.default: 0,
-    aten.randn.default: 0, aten.full.default: 0, aten.empty_strided.default: 0, aten.randint.default: 1,
-    aten.randint.low: 2, aten.normal.float_float: 2,
-}  # fmt: skip
+    aten.empty.memory_format: 0,
+    aten.zeros.default: 0,
+    aten.ones.default: 0,
+    aten.rand.default: 0,
+    aten.randn.default: 0,
+    aten.full.default: 0,
+    aten.empty_strided.default: 0,
+    aten.randint.default: 1,
+    aten.randint.low: 2,
+    aten.normal.float_float: 2,
+}
 """Operation -> position of its size."""
 
 
@@ -67,7 +77,7 @@ class SimulatedMode(TorchDispatchMode):
         self.compiled = 0
         """How often the script asked for compilation, which is not done."""
         self.streams: Any = None
-        self.next_category: Optional[str] = None
+        self.next_category: str | None = None
         """Category of the outputs of the running operation, set by its kernel."""
         self._held: list[Any] = []
         self._infos: dict[Any, Info] = {}

@@ -1,7 +1,7 @@
-"""Runs a script on the simulated device without a session: for tests and for looking into the simulation itself.
+"""Runs a script on the simulated device without a session: for tests and for debugging.
 
-`python -m oomscope.simulate --card a100-40g --steps 2 script.py args…` prints the two records to stderr, or appends
-them to `--records FILE`. The exit status is the script's own.
+`python -m oomscope.simulate --card a100-40g --steps 2 script.py args…` prints the two records to stderr, or
+appends them to `--records FILE`. The exit status is the script's own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import json
 import os
 import runpy
 import sys
-from typing import Any, Optional
+from typing import Any
 
 
 class StepsDone(BaseException):
     """Ends the script after the wanted number of optimizer steps; not an error."""
 
 
-def main(arguments: Optional[list[str]] = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Start the device and run the script as `__main__`."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.world_size > 1:
         os.environ.setdefault("WORLD_SIZE", str(options.world_size))
         os.environ.setdefault("RANK", str(options.rank))
-    import torch  # noqa: F401  # the device starts right after it
+    import torch  # the device starts right after it
 
     from . import start
 

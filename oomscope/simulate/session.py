@@ -16,7 +16,7 @@ from . import accumulate, guard
 from .cards import Card, resolve
 from .composition import Names, compose
 from .device import Device
-from .ending import end_before_static_destructors
+from .ending import end_before_static_destructors, let_device_threads_finish
 from .frames import StackTable
 from .mode import SimulatedMode
 from .tracker import Tracker
@@ -141,6 +141,7 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     if config.get("role") == "prediction":
         session.device.request_folder = config.get("attempt_dir")
     session.tracker.where = config.get("where")
+    atexit.register(let_device_threads_finish)
     atexit.register(session.end)
     end_before_static_destructors()
     _session = session

@@ -1,8 +1,8 @@
 """Follows every storage on the simulated device: one allocation while it lives, and what it was for.
 
-A storage is allocated when an operation's output shows it for the first time and freed by the callback of a weak
-reference to it. The Python object of a storage is kept by C++ as long as any tensor needs it, so the callback runs
-exactly when the last C++ or Python owner lets go, also in the middle of a backward pass.
+A storage is allocated when an operation's output shows it for the first time and freed by the callback of a
+weak reference to it. The Python object of a storage is kept by C++ as long as any tensor needs it, so the
+callback runs exactly when the last C++ or Python owner lets go, also in the middle of a backward pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from types import FrameType
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -25,8 +25,18 @@ Tensor = Any
 class Allocation:
     """One block of device memory, from its birth to its death."""
 
-    __slots__ = ("birth", "block", "born_epoch", "category", "device", "died_epoch", "grad", "module", "phase",
-                 "size")  # fmt: skip
+    __slots__ = (
+        "birth",
+        "block",
+        "born_epoch",
+        "category",
+        "device",
+        "died_epoch",
+        "grad",
+        "module",
+        "phase",
+        "size",
+    )
 
     def __init__(self, block: Any, device: int) -> None:
         self.block = block
@@ -36,7 +46,7 @@ class Allocation:
         self.birth = 0
         self.born_epoch = 0
         self.died_epoch = -1
-        self.category: Optional[str] = None
+        self.category: str | None = None
         """Set when it is known what the memory is for; see `composition.category_of` for the rest."""
         self.phase = "init"
         self.grad = False
@@ -54,7 +64,7 @@ class Peak:
         """The highest reserved bytes; not at the same moment."""
         self.event = 0
         self.phase = "init"
-        self.where: tuple[Optional[int], Optional[str]] = (None, None)
+        self.where: tuple[int | None, str | None] = (None, None)
         self.died_since: list[Allocation] = []
         """Allocations that were alive at the peak and are dead now."""
 
@@ -77,9 +87,9 @@ class Tracker:
         self.phase = "init"
         self.epoch = 0
         self.events = 0
-        self.hint: Optional[str] = None
+        self.hint: str | None = None
         """Category of allocations made now, set around code whose purpose is known."""
-        self.sequence: dict[int, tuple[Any, Optional[Stack]]] = {}
+        self.sequence: dict[int, tuple[Any, Stack | None]] = {}
         """Autograd sequence number -> (module, stack) of the forward operation."""
         self.streams = threading.local()
         self.closing = False
@@ -101,8 +111,8 @@ class Tracker:
     # --- memory
 
     def malloc(
-        self, count: int, index: int, category: Optional[str] = None, stream: Optional[int] = None
-    ) -> Optional[Allocation]:
+        self, count: int, index: int, category: str | None = None, stream: int | None = None
+    ) -> Allocation | None:
         """Allocate `count` bytes on device `index`; None for nothing.
 
         Raises:
@@ -161,11 +171,11 @@ class Tracker:
                 if allocation is not None:
                     self.free(allocation)
 
-    def _origin(self, frame: Optional[FrameType], want_stack: bool) -> tuple[Any, Optional[Stack]]:
+    def _origin(self, frame: FrameType | None, want_stack: bool) -> tuple[Any, Stack | None]:
         """The module and Python stack that an allocation belongs to.
 
-        In a backward pass there are no Python frames of the model: those of the forward operation are found by the
-        sequence number of the running autograd node.
+        In a backward pass there are no Python frames of the model: those of the forward operation are found
+        by the sequence number of the running autograd node.
         """
         if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
@@ -180,9 +190,7 @@ class Tracker:
             self.sequence[torch._C._autograd._get_sequence_nr() - 1] = (module, stack)
         return module, stack
 
-    def _forward_of(
-        self, number: int, frame: Optional[FrameType], want_stack: bool
-    ) -> tuple[Any, Optional[Stack]]:
+    def _forward_of(self, number: int, frame: FrameType | None, want_stack: bool) -> tuple[Any, Stack | None]:
         for candidate in range(number, number - 24, -1):
             found = self.sequence.get(candidate)
             if found is not None:
@@ -203,13 +211,13 @@ class Tracker:
         count = storage.nbytes()
         self._register(storage, self.malloc(count, index), index, count)
 
-    def allocation_of(self, tensor: Tensor) -> Optional[Allocation]:
+    def allocation_of(self, tensor: Tensor) -> Allocation | None:
         """The allocation behind a tensor, None if it has none on the simulated device."""
         storage = tensor.untyped_storage()
         record = self.live.get(id(storage))
         if record is None or record[0]() is not storage:
             return None
-        found: Optional[Allocation] = record[1]
+        found: Allocation | None = record[1]
         return found
 
     def adopt(self, new: Tensor, old: Tensor) -> bool:
@@ -224,7 +232,7 @@ class Tracker:
         self._register(taken, allocation, record[2], record[3])
         return True
 
-    def _register(self, storage: Storage, allocation: Optional[Allocation], index: int, count: int) -> None:
+    def _register(self, storage: Storage, allocation: Allocation | None, index: int, count: int) -> None:
         key = id(storage)
         live = self.live
 
@@ -277,7 +285,7 @@ class Tracker:
 _CALL = torch.nn.Module._call_impl.__code__
 
 
-def running_module(frame: Optional[FrameType]) -> Any:
+def running_module(frame: FrameType | None) -> Any:
     """Weak reference to the innermost module whose forward is on the stack, None outside of modules."""
     call = _CALL
     while frame is not None:
@@ -288,7 +296,7 @@ def running_module(frame: Optional[FrameType]) -> Any:
     return None
 
 
-def _outermost_module(frame: Optional[FrameType]) -> Any:
+def _outermost_module(frame: FrameType | None) -> Any:
     found: Any = None
     while frame is not None:
         if frame.f_code is _CALL:

@@ -1,14 +1,14 @@
 """What is known about the contents of simulated tensors.
 
-No arithmetic is done on the simulated device, but programs look at some values: masks, positions, step counters, the
-scale of a `GradScaler`, the experts a router chose. Small tensors therefore carry a real CPU tensor beside them, and
-an operation whose inputs are all known is also done on those. Everything else is unknown, and a program that reads it
-gets a documented assumption, which is counted.
+No arithmetic is done on the simulated device, but programs look at some values: masks, positions, step
+counters, the scale of a `GradScaler`, the experts a router chose. Small tensors therefore carry a real CPU
+tensor beside them, and an operation whose inputs are all known is also done on those. Everything else is
+unknown, and a program that reads it gets a documented assumption, which is counted.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,7 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 Tensor = Any
 
 _INTEGER_BYTES = 64 << 20
-"""Integer and boolean tensors up to this size keep their values: routing tables of large mixtures of experts."""
+"""Integer and boolean tensors up to this size keep their values.
+
+Routing tables of large mixtures of experts.
+"""
 _FLOAT_ELEMENTS = 4096
 """Floating-point tensors up to this many elements keep their values: scales, schedules, counters."""
 _ATTRIBUTE = "_simulated_value"
@@ -27,7 +30,7 @@ class Known:
 
     __slots__ = ("density", "token", "value")
 
-    def __init__(self, value: Optional[Tensor], token: list[bool], density: Optional[float] = None) -> None:
+    def __init__(self, value: Tensor | None, token: list[bool], density: float | None = None) -> None:
         self.value = value
         self.token = token
         self.density = density
@@ -61,17 +64,17 @@ class Values:
         self.generator = torch.Generator()
         self.generator.manual_seed(0)
 
-    def get(self, tensor: Tensor) -> Optional[Tensor]:
+    def get(self, tensor: Tensor) -> Tensor | None:
         """The real CPU tensor that holds the values of `tensor`, None when they are unknown."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         known = getattr(tensor, _ATTRIBUTE, None)
         return known.value if known is not None and known.token[0] else None
 
-    def put(self, tensor: Tensor, value: Tensor, token: Optional[list[bool]] = None) -> None:
+    def put(self, tensor: Tensor, value: Tensor, token: list[bool] | None = None) -> None:
         setattr(tensor, _ATTRIBUTE, Known(value, [True] if token is None else token))
 
-    def density(self, tensor: Tensor) -> Optional[float]:
+    def density(self, tensor: Tensor) -> float | None:
         """Expected share of non-zero elements, None when nothing is known."""
         known = getattr(tensor, _ATTRIBUTE, None)
         return known.density if known is not None and known.token[0] else None

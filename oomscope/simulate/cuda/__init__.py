@@ -1,4 +1,4 @@
-"""`torch._C._cuda_*` in Python, so that torch.cuda's own unmodified Python layer works on the simulated device."""
+"""`torch._C._cuda_*` in Python, so that torch.cuda's own Python layer works unmodified."""
 
 from __future__ import annotations
 

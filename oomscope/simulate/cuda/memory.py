@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -33,7 +33,7 @@ def _functions(mode: Any) -> dict[str, Any]:
     raw: dict[int, Any] = {}
 
     def record(
-        enabled: Optional[str] = "all", context: Optional[str] = "all", stacks: str = "all",
+        enabled: str | None = "all", context: str | None = "all", stacks: str = "all",
         max_entries: int = sys.maxsize, clear_history: bool = False, *_rest: Any,
     ) -> None:  # fmt: skip
         device.history.record(enabled, context, max_entries, clear_history)

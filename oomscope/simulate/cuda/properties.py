@@ -41,7 +41,8 @@ class DeviceProperties:
     def __repr__(self) -> str:
         return (
             f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count})"
+            f"total_memory={self.total_memory // 2**20}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
         )
 
 
@@ -154,7 +155,10 @@ def _random(mode: Any) -> None:
     plain = torch.Generator
 
     class Generator(plain):  # type: ignore[misc, valid-type]
-        """`torch.Generator("cuda")` works; it is one for the CPU, as nothing is drawn on the simulated device."""
+        """`torch.Generator("cuda")` works.
+
+        It is one for the CPU, as nothing is drawn on the simulated device.
+        """
 
         def __new__(cls, device: Any = "cpu") -> Any:
             return plain.__new__(cls, "cpu" if torch.device(device).type == "cuda" else device)

@@ -30,7 +30,7 @@ class Runtime:
         return "no error"
 
     def __getattr__(self, name: str) -> Any:
-        """Anything else succeeds and does nothing: cudaProfilerStart, cudaHostRegister, …"""
+        """Anything else succeeds and does nothing: cudaProfilerStart, cudaHostRegister and the like."""
         if not name.startswith("cuda"):
             raise AttributeError(name)
         return lambda *_args, **_kwargs: 0

@@ -114,8 +114,16 @@ def _stream_class(state: _Streams) -> Any:
     class Stream(torch.Stream):  # type: ignore[misc]
         """`torch.cuda.Stream` of the simulated device."""
 
-        def __new__(cls, device: Any = None, priority: int = 0, stream_id: Any = None, device_index: Any = None,
-                    device_type: Any = None, stream_ptr: Any = None, **_kwargs: Any) -> Any:  # fmt: skip
+        def __new__(
+            cls,
+            device: Any = None,
+            priority: int = 0,
+            stream_id: Any = None,
+            device_index: Any = None,
+            device_type: Any = None,
+            stream_ptr: Any = None,
+            **_kwargs: Any,
+        ) -> Any:
             if stream_id is None:
                 stream_id = state.next_id()
             index = state.index(device) if device_index is None else device_index

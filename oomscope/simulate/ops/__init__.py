@@ -1,1 +1,4 @@
-"""What single operations need: copies to the host, shapes that depend on values, memory inside kernels, attention."""
+"""What single operations need.
+
+Copies to the host, shapes that depend on values, memory inside kernels, attention.
+"""

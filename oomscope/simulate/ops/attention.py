@@ -23,8 +23,8 @@ _libraries: list[Any] = []
 def choose(mode: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool, grouped: bool) -> int:
     """The kernel that torch picks for these inputs on the simulated card.
 
-    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash before memory-efficient before math; cuDNN
-    comes first only with a cuDNN newer than the one that the simulated device reports.
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash before memory-efficient before math;
+    cuDNN comes first only with a cuDNN newer than the one that the simulated device reports.
     """
     if query.dim() != 4:
         return MATH
@@ -37,24 +37,38 @@ def choose(mode: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool,
     if query.shape[2] == 0 or key.shape[2] == 0:
         return MATH
     flash = (
-        torch._C._get_flash_sdp_enabled() and half and capability >= (8, 0) and mask is None and depth <= 256
-        and value.shape[-1] == depth and contiguous and (same_heads or grouped)
+        torch._C._get_flash_sdp_enabled()
+        and half
+        and capability >= (8, 0)
+        and mask is None
+        and depth <= 256
+        and value.shape[-1] == depth
+        and contiguous
+        and (same_heads or grouped)
         and not (needs_grad and depth > 192 and capability in ((8, 6), (8, 9), (12, 0)))
-    )  # fmt: skip
+    )
     if flash:
         return FLASH
     efficient = (
-        torch._C._get_mem_efficient_sdp_enabled() and contiguous and same_heads and capability >= (5, 0)
-        and (half or query.dtype is torch.float32) and depth % (8 if half else 4) == 0
+        torch._C._get_mem_efficient_sdp_enabled()
+        and contiguous
+        and same_heads
+        and capability >= (5, 0)
+        and (half or query.dtype is torch.float32)
+        and depth % (8 if half else 4) == 0
         and value.shape[-1] % (8 if half else 4) == 0
         and not (query.dtype is torch.bfloat16 and capability < (8, 0))
-    )  # fmt: skip
+    )
     if efficient:
         return EFFICIENT
     cudnn = (
-        torch._C._get_cudnn_sdp_enabled() and half and capability >= (9, 0) and depth % 8 == 0 and depth <= 128
+        torch._C._get_cudnn_sdp_enabled()
+        and half
+        and capability >= (9, 0)
+        and depth % 8 == 0
+        and depth <= 128
         and (same_heads or grouped)
-    )  # fmt: skip
+    )
     return CUDNN if cudnn else MATH
 
 
@@ -63,18 +77,30 @@ def fused_choice(mode: Any, func: Any, args: Any, kwargs: Any) -> int:
     given = dict(zip((argument.name for argument in func._schema.arguments), args))
     given.update(kwargs)
     return choose(
-        mode, given["query"], given["key"], given["value"], given.get("attn_mask"), given.get("is_causal", False),
+        mode,
+        given["query"],
+        given["key"],
+        given["value"],
+        given.get("attn_mask"),
+        given.get("is_causal", False),
         given.get("enable_gqa", False),
-    )  # fmt: skip
+    )
 
 
 def install(mode: Any) -> None:
     """Register attention for CUDA tensors."""
 
     def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-        *, scale: Any = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: Any = None,
+        enable_gqa: bool = False,
+    ) -> Any:
         chosen = choose(mode, query, key, value, attn_mask, is_causal, enable_gqa)
         mode.attention[chosen] = mode.attention.get(chosen, 0) + 1
         mask = attn_mask

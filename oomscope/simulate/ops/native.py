@@ -1,9 +1,9 @@
 """Operations that reach the CUDA key of torch's dispatcher without passing the dispatch mode.
 
-Two kinds: code that switches Python dispatch off (`torch.tensor([cuda_scalar])`, parts of FSDP), and operations that
-have a native CUDA kernel but only a composite one in a CPU build, which would be taken apart for CUDA tensors in C++:
-`silu_backward` would then hold seven temporaries of full size. A test lists the second kind for the installed torch
-and fails when there is a new one.
+Two kinds: code that switches Python dispatch off (`torch.tensor([cuda_scalar])`, parts of FSDP), and
+operations that have a native CUDA kernel but only a composite one in a CPU build, which would be taken
+apart for CUDA tensors in C++: `silu_backward` would then hold seven temporaries of full size. A test lists
+the second kind for the installed torch and fails when there is a new one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ import torch
 
 aten = torch.ops.aten
 
-#: Operations with a CompositeImplicitAutograd kernel and a native CPU one: CUDA builds have a native kernel as well.
+#: Operations with a CompositeImplicitAutograd kernel and a native CPU one: CUDA builds have one as well.
 COMPOSITE_WITH_NATIVE_KERNEL = (
     "aten::silu_backward",
     "aten::mish_backward",
     "aten::native_channel_shuffle",
-)  # fmt: skip
+)
 _OVERLOADS = (
-    aten._local_scalar_dense.default, aten._to_copy.default, aten.copy_.default, aten.empty.memory_format,
-    aten.empty_strided.default, aten.record_stream.default, aten.silu_backward.default, aten.mish_backward.default,
+    aten._local_scalar_dense.default,
+    aten._to_copy.default,
+    aten.copy_.default,
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.record_stream.default,
+    aten.silu_backward.default,
+    aten.mish_backward.default,
     aten.native_channel_shuffle.default,
-)  # fmt: skip
+)
 _libraries: list[Any] = []
 
 

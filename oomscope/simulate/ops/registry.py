@@ -1,6 +1,7 @@
 """Tables of what an operation needs besides its output shape: own kernels, and memory used inside its kernel.
 
-`kernel` replaces an operation; `workspace` names memory that the real kernel takes for itself. Both are open to
+`kernel` replaces an operation; `workspace` names memory that the real kernel takes for itself. Both are
+open to
 plugins: a function decorated before the simulated device starts is used like a built-in one.
 """
 
@@ -14,7 +15,7 @@ import torch
 Kernel = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 """(mode, operation, args, kwargs) -> result, or NotImplemented for the ordinary way."""
 Workspace = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], list[Any]], Optional[list[int]]]
-"""(mode, operation, args, kwargs, outputs) -> bytes of each temporary, allocated in order and freed together."""
+"""(mode, operation, args, kwargs, outputs) -> bytes of each temporary; they are freed together."""
 
 _kernels: dict[str, tuple[Kernel, bool]] = {}
 _workspaces: dict[str, Workspace] = {}
@@ -48,14 +49,24 @@ def workspace(*names: str) -> Callable[[Workspace], Workspace]:
 class Info:
     """What the dispatch mode wants to know about one operation, worked out once."""
 
-    __slots__ = ("is_composite", "is_plain", "is_random", "is_uninitialized",
-                 "is_view", "keeps_values", "kernel", "on_host", "workspace", "written")  # fmt: skip
+    __slots__ = (
+        "is_composite",
+        "is_plain",
+        "is_random",
+        "is_uninitialized",
+        "is_view",
+        "keeps_values",
+        "kernel",
+        "on_host",
+        "workspace",
+        "written",
+    )
 
     def __init__(self, func: Any) -> None:
         self.is_plain = isinstance(func, torch._ops.OpOverload)
-        self.kernel: Optional[Kernel] = None
+        self.kernel: Kernel | None = None
         self.on_host = False
-        self.workspace: Optional[Workspace] = None
+        self.workspace: Workspace | None = None
         self.written: list[tuple[int, str]] = []
         self.is_random = self.is_view = self.is_composite = self.is_uninitialized = self.keeps_values = False
         if not self.is_plain:
@@ -63,7 +74,8 @@ class Info:
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.is_view = func.is_view
         key = torch._C.DispatchKey
-        # A real CPU kernel beside the composite one means that CUDA has its own kernel too: one launch, no temporaries.
+        # A real CPU kernel beside the composite one means that CUDA has its own kernel too: one launch, no
+        # temporaries.
         self.is_composite = func.has_kernel_for_dispatch_key(
             key.CompositeImplicitAutograd
         ) and not func.has_kernel_for_dispatch_key(key.CPU)
@@ -82,8 +94,12 @@ class Info:
 
 
 _UNINITIALIZED = {
-    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
-}  # fmt: skip
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
 _KEEPS_VALUES = {"aten::_amp_foreach_non_finite_check_and_unscale_"}
 """These write to their tensors, but nothing that a program looks at changes: no overflow is assumed."""
 

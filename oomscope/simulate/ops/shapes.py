@@ -136,7 +136,10 @@ def repeat_interleave(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 @kernel("aten::topk")
 def topk(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The choices of a router are made up when they are not known: balanced, as a trained router's nearly are."""
+    """The choices of a router are made up when they are not known.
+
+    Balanced, as a trained router's nearly are.
+    """
     values, indices = mode.infer(func, args, kwargs)
     scores = args[0]
     known = mode.values.get(scores)
@@ -220,13 +223,11 @@ def _corner(value: Any) -> Any:
 
 @kernel("aten::randint", "aten::randint.low", "aten::randperm")
 def random_integers(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Random integers are really drawn, from a generator of our own, so that masks made from them are known."""
+    """Random integers are really drawn, by a generator of our own: masks made from them are known."""
     out = mode.infer(func, args, kwargs)
     if out.numel() <= _SYNTHETIC // 16:
         kept = {"dtype": kwargs["dtype"]} if kwargs.get("dtype") is not None else {}
-        overload = func._overloadname
-        drawn = getattr(
-            func._overloadpacket, f"{overload}_generator" if overload != "default" else "generator"
-        )
+        packet = func._overloadpacket
+        drawn = packet.low_generator if func._overloadname.startswith("low") else packet.generator
         mode.values.put(out, drawn(*args, generator=mode.values.generator, **kept))
     return out

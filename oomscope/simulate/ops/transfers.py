@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,7 +16,10 @@ _KNOWN_COPY = 1 << 24
 
 @kernel("aten::_local_scalar_dense")
 def item(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """`.item()`, `float()`, `if tensor:` …: the true value if it is known, else an assumption that is counted."""
+    """`.item()`, `float()`, `if tensor:` ….
+
+    The true value if it is known, else an assumption that is counted.
+    """
     tensor = args[0]
     value = mode.values.get(tensor)
     if value is not None:
@@ -54,7 +57,7 @@ def to_copy(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
-def on_host(mode: Any, tensor: Any, dtype: Any = None) -> Optional[Any]:
+def on_host(mode: Any, tensor: Any, dtype: Any = None) -> Any | None:
     """A real CPU tensor for `tensor`; None when it is unknown and too large to be worth its memory."""
     dtype = dtype or tensor.dtype
     value = mode.values.get(tensor)

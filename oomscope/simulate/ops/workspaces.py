@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -21,8 +21,8 @@ from .registry import workspace
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     """Bytes of one cuBLAS workspace: CUBLAS_WORKSPACE_CONFIG, 32 MiB on Hopper, 8.125 MiB elsewhere.
 
-    Source: PyTorch, CUDABlas workspace defaults. On compute capability 10.0 and 12.0 a peak measured with torch 2.11
-    leaves room for 8.125 MiB only.
+    Source: PyTorch, CUDABlas workspace defaults. On compute capability 10.0 and 12.0 a peak measured with
+    torch 2.11 leaves room for 8.125 MiB only.
     """
     config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if config:
@@ -37,13 +37,23 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 @workspace(
-    "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::mv", "aten::addmv", "aten::dot",
-    "aten::_scaled_mm", "aten::_grouped_mm", "aten::_scaled_grouped_mm",
-)  # fmt: skip
-def matrix_product(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> Optional[list[int]]:
-    """A workspace at the first product of each (thread, stream), kept for good: each thread has its own handle.
+    "aten::mm",
+    "aten::bmm",
+    "aten::addmm",
+    "aten::baddbmm",
+    "aten::addbmm",
+    "aten::mv",
+    "aten::addmv",
+    "aten::dot",
+    "aten::_scaled_mm",
+    "aten::_grouped_mm",
+    "aten::_scaled_grouped_mm",
+)
+def matrix_product(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int] | None:
+    """A workspace at the first product of each (thread, stream), kept: each thread has its own handle.
 
-    Blackwell cards keep one MiB more after the first product with a bias (seen on a B200; probably cublasLt's).
+    Blackwell cards keep one MiB more after the first product with a bias (seen on a B200; probably
+    cublasLt's).
     """
     index = outs[0].fake_device.index or 0
     key = (threading.get_ident(), index, mode.tracker.stream)
@@ -62,10 +72,10 @@ def matrix_product(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]
 
 @workspace("aten::_scaled_dot_product_flash_attention_backward")
 def flash_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int]:
-    """FlashAttention 2: a float32 accumulator for the gradient of the queries, row sums, expanded key gradients.
+    """FlashAttention 2: float32 accumulator for the query gradient, row sums, expanded key gradients.
 
-    Source: flash_api.cpp `mha_bwd`: dq_accum [b, seqlen_q_rounded, h, d_rounded], softmax_d [b, h, seqlen_q_rounded];
-    with fewer key heads than query heads, dk and dv are expanded to all heads first.
+    Source: flash_api.cpp `mha_bwd`: dq_accum [b, seqlen_q_rounded, h, d_rounded], softmax_d [b, h,
+    seqlen_q_rounded]; with fewer key heads than query heads, dk and dv are expanded to all heads first.
     """
     query, key = args[1], args[2]
     batch, heads, length, depth = query.shape
@@ -85,7 +95,10 @@ def packed_flash_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: li
 
 @workspace("aten::_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int]:
-    """Memory-efficient attention: delta [b, h, q] in float32; a float32 gradient of the queries for half types."""
+    """Memory-efficient attention.
+
+    Delta [b, h, q] in float32; a float32 gradient of the queries for half types.
+    """
     query = args[1]
     rows = query.numel() // query.shape[-1]
     sizes = [rows * 4]
@@ -101,8 +114,8 @@ def efficient_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[
 def embedding_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int]:
     """Above 3072 indices they are sorted, and partial sums of up to 10 rows are kept in float32.
 
-    Source: EmbeddingBackwardKernel.cu; partial sums take (N // 10 + min(N, V)) × D × 4 bytes for N indices, V rows
-    of D columns.
+    Source: EmbeddingBackwardKernel.cu; partial sums take (N // 10 + min(N, V)) × D × 4 bytes for N indices,
+    V rows of D columns.
     """
     count = args[1].numel()
     if count <= 3072:
@@ -128,7 +141,7 @@ def convolution(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -
 
 
 def convolution_bound(func: Any, args: Any, outs: list[Any]) -> int:
-    """Bytes of the unfolded input of a convolution: what an explicit GEMM algorithm would need; assumed to bound cuDNN.
+    """Bytes of the unfolded input of a convolution, at most 1 GiB; assumed to bound what cuDNN takes.
 
     1×1 convolutions need none.
     """

@@ -42,7 +42,8 @@ def install(mode: Any) -> None:
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
     _remember_optimizers(mode)
-    # Both lists decide by `type(parameter)` whether the fast multi-tensor form is used, as it is for CUDA tensors.
+    # Both lists decide by `type(parameter)` whether the fast multi-tensor form is used, as it is for CUDA
+    # tensors.
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
         types = importlib.import_module(name)._foreach_supported_types
         if FakeTensor not in types:

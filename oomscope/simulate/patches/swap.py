@@ -1,8 +1,8 @@
 """Turns one tensor object into another: the same Python object with another C++ tensor behind it.
 
-On a real device `parameter.data = moved` changes device in place. A CPU parameter and a simulated one are different
-Python types, so the C++ tensors are swapped together with class, attributes and slots; optimizers, tied modules and
-hooks that hold the object see the new tensor.
+On a real device `parameter.data = moved` changes device in place. A CPU parameter and a simulated one are
+different Python types, so the C++ tensors are swapped together with class, attributes and slots;
+optimizers, tied modules and hooks that hold the object see the new tensor.
 """
 
 from __future__ import annotations
