@@ -10,6 +10,7 @@ from typing import Any, Callable
 import torch
 
 from ..core.allocator.model import (
+    DEFAULT_POOL,
     AllocatorConfig,
     AllocatorOutOfMemory,
     CachingAllocator,
@@ -24,6 +25,7 @@ from .requests import request_log, tracer
 OutOfMemoryObserver = Callable[[int, int, int, int], None]
 """(device, bytes wanted from the driver, total bytes, free bytes), as torch calls it."""
 _UNLIMITED_ROWS = 1 << 62
+_TORCH = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
 
 class History:
@@ -76,6 +78,9 @@ class Device:
         self.current = 0
         self.history = History(count, stacks)
         self.allocators: dict[int, CachingAllocator] = {}
+        self.pools: list[tuple[int, int]] = []
+        """Private pools that allocations go to now, innermost last."""
+        self.captures = 0
         self._waiting: set[int] = set()
         """Cards with blocks that wait for another stream."""
         self.observers: list[OutOfMemoryObserver] = []
@@ -84,13 +89,22 @@ class Device:
         self.settings = allocator_settings()
         self.config = AllocatorConfig.parse(self.settings)
 
+    @property
+    def total_bytes(self) -> int:
+        """The card's total capacity as programs see it.
+
+        Never less than what is handed out and the context.
+        """
+        return max(self.card.usable_bytes, self.capacity_bytes + self.card.context_bytes)
+
     def allocator(self, index: int) -> CachingAllocator:
         """The caching allocator of card `index`."""
         found = self.allocators.get(index)
         if found is None:
-            others = self.card.usable_bytes - self.capacity_bytes
             driver = VirtualDriver(
-                self.capacity_bytes, reserved_by_others=others, total_bytes=self.card.usable_bytes
+                self.capacity_bytes,
+                reserved_by_others=self.total_bytes - self.capacity_bytes,
+                total_bytes=self.total_bytes,
             )
             trace = tracer(request_log(self.request_folder, index), self._tracer(index))
             found = CachingAllocator(self.config, driver, device=index, tracer=trace, clock=_now_us)
@@ -118,14 +132,15 @@ class Device:
             self._waiting.discard(index)
             allocator.process_events()
         try:
-            return allocator.allocate(count, stream, stack)
+            return allocator.allocate(count, stream, stack, self.pools[-1] if self.pools else DEFAULT_POOL)
         except AllocatorOutOfMemory as error:
             failed = error
         free = self.free_bytes(index)
         for observer in list(self.observers):
-            observer(index, failed.segment_size, self.card.usable_bytes, free)
-        used = self.card.usable_bytes - free
-        message = oom_message(failed, total_bytes=self.card.usable_bytes, process_bytes=used)
+            observer(index, failed.segment_size, self.total_bytes, free)
+        message = oom_message(
+            failed, total_bytes=self.total_bytes, process_bytes=self.total_bytes - free, torch_version=_TORCH
+        )
         raise torch.OutOfMemoryError(message)
 
     def free(self, block: Any, index: int) -> None:
@@ -141,7 +156,7 @@ class Device:
     def memory_fraction(self, index: int) -> float:
         """The share of the card that this process may use."""
         allowed = self.allocator(index).allowed_bytes
-        return 1.0 if allowed is None else allowed / self.card.usable_bytes
+        return 1.0 if allowed is None else allowed / self.total_bytes
 
     def record_stream(self, address: int, index: int, stream: int) -> None:
         self.allocators[index].record_stream(address, stream)

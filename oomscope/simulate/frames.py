@@ -12,7 +12,8 @@ import torch
 Stack = tuple[Any, ...]
 """(code, last instruction, code, last instruction, …), innermost frame first."""
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""Our whole package: the frames of agent and fixes are no part of the program either."""
 _HIDDEN = tuple(
     os.path.join(os.path.dirname(torch.__file__), name)
     for name in (

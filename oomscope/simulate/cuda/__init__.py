@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import accelerator, memory, properties, streams
+from . import accelerator, graphs, memory, properties, streams
 
 
 def install(mode: Any) -> None:
@@ -12,4 +12,5 @@ def install(mode: Any) -> None:
     properties.install(mode)
     memory.install(mode)
     streams.install(mode)
+    graphs.install(mode)
     accelerator.install(mode)

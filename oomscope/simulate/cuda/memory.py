@@ -17,7 +17,7 @@ def install(mode: Any) -> None:
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         index = cuda._get_device_index(device, optional=True)
-        return mode.device.free_bytes(index), mode.device.card.usable_bytes
+        return mode.device.free_bytes(index), mode.device.total_bytes
 
     def used(device: Any = None) -> int:
         free, total = mem_get_info(device)
@@ -81,5 +81,4 @@ def _functions(mode: Any) -> dict[str, Any]:
         "getAllocatorBackend": lambda: "native",
         "clearCublasWorkspaces": clear_workspaces,
         "ipc_collect": lambda: None,
-        "isCurrentStreamCapturing": lambda: False,
     }

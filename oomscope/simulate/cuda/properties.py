@@ -21,7 +21,7 @@ class DeviceProperties:
     def __init__(self, mode: Any, index: int) -> None:
         card = mode.device.card
         self.name = card.product
-        self.total_memory = card.usable_bytes
+        self.total_memory = mode.device.total_bytes
         self.major, self.minor = card.compute_capability
         self.multi_processor_count = card.multiprocessors
         self.is_integrated = self.is_multi_gpu_board = 0
@@ -112,7 +112,7 @@ def _initialization(mode: Any) -> None:
     cuda._lazy_init = cuda.init = lambda: None
     cuda._initialized = True
     cuda._queued_calls.clear()
-    cuda._lazy_call = lambda call, **_kwargs: None
+    cuda._lazy_call = lambda call, **_kwargs: call()
     runtime = Runtime(mode)
     cuda._cudart = runtime
     cuda.cudart = lambda: runtime
@@ -149,7 +149,7 @@ def _random(mode: Any) -> None:
         module.manual_seed = module.manual_seed_all = manual_seed
         module.seed = module.seed_all = lambda: manual_seed(torch.initial_seed() & 0x7FFFFFFF)
         module.initial_seed = lambda: state["seed"]
-        module._lazy_call = lambda call, **_kwargs: None
+        module._lazy_call = lambda call, **_kwargs: call()
         module._lazy_init = lambda: None
     cuda.default_generators = tuple(torch.Generator() for _ in range(mode.device.count))
     plain = torch.Generator

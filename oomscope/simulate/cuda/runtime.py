@@ -24,7 +24,7 @@ class Runtime:
 
     def cudaMemGetInfo(self, index: int) -> tuple[int, int]:
         device = self._mode.device
-        return device.free_bytes(index), device.card.usable_bytes
+        return device.free_bytes(index), device.total_bytes
 
     def cudaGetErrorString(self, _error: int) -> str:
         return "no error"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compiling, data, engine, files, loading, modules, text
+from . import compiling, data, engine, files, loading, modules, nested, profiling, text
 
 
 def install(mode: Any) -> None:
@@ -16,3 +16,5 @@ def install(mode: Any) -> None:
     files.install(mode)
     loading.install(mode)
     compiling.install(mode)
+    nested.install(mode)
+    profiling.install(mode)

@@ -27,10 +27,11 @@ def _threads(mode: Any) -> None:
     run = threading.Thread.run
 
     def run_simulated(self: Any) -> None:
-        if torch._C._len_torch_dispatch_stack():
+        # Not `with mode`: that also keeps flags of the whole process, which threads would mix up.
+        torch._C._push_on_torch_dispatch_stack(mode)
+        try:
             run(self)
-            return
-        with mode:
-            run(self)
+        finally:
+            torch._C._pop_torch_dispatch_stack(None)
 
     threading.Thread.run = run_simulated  # type: ignore[method-assign]
