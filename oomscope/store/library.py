@@ -71,7 +71,7 @@ def prune(
     candidates = [each for each in sessions(home) if not each.is_pinned and each.current_state() in ENDED]
     oldest = time.time() - keep_days * 86400
     for session in list(candidates):
-        if _created(session) / 1e9 < oldest and _delete(session.path):
+        if _created(session) / 1e9 < oldest and delete(session.path):
             candidates.remove(session)
             deleted.append(session.id)
     total = sum(size for each in sessions(home) for _, size in _files(each.path))
@@ -87,7 +87,7 @@ def prune(
         if total <= keep_bytes:
             break
         size = sum(each for _, each in _files(session.path))
-        if _delete(session.path):
+        if delete(session.path):
             total -= size
             deleted.append(session.id)
     return deleted
@@ -108,7 +108,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, int]]:
                 continue
 
 
-def _delete(folder: Path) -> bool:
+def delete(folder: Path) -> bool:
     """Remove a session folder; session.json first, so that a half deleted one is no session any more."""
     try:
         (folder / layout.SESSION_FILE).unlink()

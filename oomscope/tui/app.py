@@ -95,8 +95,8 @@ class OomscopeApp(App[str], inherit_bindings=False):
         self.model = model
         self.snapshot_path = snapshot
         self.frame: Frame | None = None
-        self.rank = 0
-        """The rank that rank-related screens show; `,` and `.` change it."""
+        self.rank = -1
+        """The rank that rank-related screens show; `,` and `.` change it. Starts with the one the alert is about."""
         self.paused = False
         self.readonly = readonly
         self.clock = clock
@@ -163,7 +163,8 @@ class OomscopeApp(App[str], inherit_bindings=False):
     def _take(self, frame: Frame) -> None:
         self.frame = frame
         if frame.ranks and frame.row(self.rank) is None:
-            self.rank = frame.ranks[0].rank
+            urgent = frame.alert.rank if frame.alert else None
+            self.rank = urgent if urgent is not None else frame.ranks[0].rank
         if self.view is not None and self.view.is_mounted:
             self.view.refresh_frame()
 
@@ -171,7 +172,7 @@ class OomscopeApp(App[str], inherit_bindings=False):
         """Show another session from now on."""
         self.model = SessionModel(session)
         self.frame = None
-        self.rank = 0
+        self.rank = -1
         self.paused = False
         self.poll_now()
         self.action_go("live")

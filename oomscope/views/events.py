@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def _answer(record: Mapping[str, Any]) -> tuple[str, str]:
     return ("info" if flag(record, "ok") else "warn"), text(record, "text", "request answered")
 
 
-_WORDS = {
+_WORDS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "attempt_started": _started,
     "attempt_ended": _ended,
     "diagnosing": lambda record: ("info", "finding the cause"),

@@ -33,6 +33,8 @@ class Alert:
     text: str
     key: str = ""
     answer: str = ""
+    rank: int | None = None
+    """The rank it is about, when it is about one."""
 
     def sentence(self) -> str:
         """For plain text, where there are no keys."""

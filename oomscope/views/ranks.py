@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oomscope.core.series.trend import Trend
 from oomscope.views import wording
 from oomscope.views.coerce import clean
 from oomscope.views.protocols import Rank
-from oomscope.views.series import History, Slope, slope
+from oomscope.views.series import History
 
-#: A line through the lows that explains less than this is noise, not growth.
-_STEADY_FIT = 0.85
-#: Growth matters when it would fill the card within this many steps ...
+#: Growth matters when it would fill the card within this many steps.
 _HORIZON = 5000
-#: ... and has already added this share of the capacity.
-_NOTICED = 0.005
 #: Share of reserved memory that even the step's peak did not use, from which we speak of fragmentation.
 _FRAGMENTED = 0.30
 #: Share of the usable capacity from which any noise can kill the job.
@@ -44,7 +41,8 @@ class RankRow:
     """Device memory in use that the caching allocator does not own."""
     idle_share: float | None
     """Share of reserved memory that the last step's peak left unused."""
-    change: Slope | None
+    change: Trend | None
+    """Trend of the step lows; None while there are too few steps."""
     steps_left: int | None
     """Steps until the growing peak reaches the usable capacity."""
     retries: int
@@ -65,9 +63,22 @@ class RankRow:
         return self.usable_bytes - self.peak_bytes
 
     @property
+    def is_fragmented(self) -> bool:
+        """So much of the reserved memory is unused at the peak that it deserves a word."""
+        return self.idle_share is not None and self.idle_share > _FRAGMENTED
+
+    @property
     def is_growing(self) -> bool:
         """The lows rise along a line steeply enough to end in an OOM."""
         return self.steps_left is not None
+
+    @property
+    def change_per_step(self) -> float | None:
+        """Bytes per step; 0 where the interval of the slope does not exclude it, None while too little is known."""
+        if self.change is None:
+            return None
+        steady = self.change.kind in ("flat", "plateau") or self.change.low <= 0 <= self.change.high
+        return 0.0 if steady else self.change.slope
 
     def sentence(self) -> str:
         """The row as one sentence, for plain text and screen readers."""
@@ -77,7 +88,7 @@ class RankRow:
         limit = f" of {wording.size(self.capacity_bytes)}" if self.capacity_bytes and self.on_device else ""
         parts = [f"rank {self.rank}: {wording.size(self.used_bytes)}{limit}{where}"]
         if self.is_growing and self.change is not None:
-            parts.append(f"growing {wording.per_step(self.change.bytes_per_step)} GiB per step")
+            parts.append(f"growing {wording.per_step(self.change.slope)} GiB per step")
             parts.append(f"out of memory in about {wording.plural(self.steps_left or 0, 'step')}")
         elif self.peak_bytes is not None:
             parts.append(f"peak {wording.size(self.peak_bytes)}")
@@ -96,8 +107,8 @@ def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = Non
     other = 0
     if on_device and rank.device_used_bytes and reserved is not None:
         other = max(0, rank.device_used_bytes - reserved)
-    change = slope(history.low, history.span)
-    left = _steps_left(change, history, None if capacity is None else capacity - other, peak)
+    change = history.trend if history.trend.kind != "unclear" or history.trend.steps >= 8 else None
+    left = _steps_left(history, None if capacity is None else capacity - other, peak)
     idle = _idle_share(history, reserved, peak)
     status, severity = _status(rank, left, idle, capacity, other if on_device else 0)
     return RankRow(
@@ -124,15 +135,12 @@ def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = Non
     )
 
 
-def _steps_left(change: Slope | None, history: History, usable: int | None, peak: int | None) -> int | None:
-    if change is None or usable is None or peak is None or change.fit < _STEADY_FIT:
+def _steps_left(history: History, usable: int | None, peak: int | None) -> int | None:
+    """Steps until the newest step's peak, growing as the lows do, reaches `usable`; None when nothing grows."""
+    if usable is None or peak is None:
         return None
-    grown = change.bytes_per_step * change.steps
-    if change.bytes_per_step <= 0 or grown < _NOTICED * usable:
-        return None
-    newest = history.peak[-1] if history.peak else peak
-    left = max(0, int((usable - newest) / change.bytes_per_step))
-    return left if left <= _HORIZON else None
+    left = history.trend.steps_until(usable, history.peak[-1] if history.peak else peak)
+    return int(left) if left is not None and left <= _HORIZON else None
 
 
 def _idle_share(history: History, reserved: int | None, peak: int | None) -> float | None:
@@ -160,7 +168,7 @@ def _status(
     if left is not None:
         return "▲ leak?", "error"
     if rank.retries:
-        return f"! {rank.retries} retr.", "warn"
+        return "! retries", "warn"
     usable = None if capacity is None else capacity - other
     if usable and rank.peak_reserved_bytes and (rank.peak_allocated_bytes or 0) > _TIGHT * usable:
         return "! tight", "warn"
@@ -180,5 +188,5 @@ def ordered(rows: Sequence[RankRow], order: str) -> list[RankRow]:
     if order == "peak":
         return sorted(rows, key=lambda r: (-(r.peak_bytes or 0), r.rank))
     if order == "growth":
-        return sorted(rows, key=lambda r: (-(r.change.bytes_per_step if r.change else 0.0), r.rank))
+        return sorted(rows, key=lambda r: (-(r.change.slope if r.change else 0.0), r.rank))
     return sorted(rows, key=lambda r: r.rank)

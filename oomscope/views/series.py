@@ -5,10 +5,14 @@ One column always stands for a whole number of buckets, hence of steps: a peak i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from oomscope.core.series.trend import Trend, judge
 from oomscope.views.protocols import Series
+
+#: Newest buckets through which the trend is drawn: an old plateau must not hide a leak that began an hour ago.
+_TREND_BUCKETS = 128
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,13 @@ class History:
         """The newest step of the last bucket; `first_step` − 1 when there is none."""
         return self.first_step + len(self.peak) * self.span - 1
 
+    @cached_property
+    def trend(self) -> Trend:
+        """What the lows of the newest buckets do; growth there is what outlives its step."""
+        low = self.low[-_TREND_BUCKETS:]
+        start = self.first_step + (len(self.low) - len(low)) * self.span
+        return judge(range(start, start + len(low) * self.span, self.span), low)
+
     def bucket_of(self, step: int) -> int:
         """Index of the bucket that holds `step`, clamped to the ends."""
         return max(0, min(len(self.peak) - 1, (step - self.first_step) // self.span))
@@ -42,7 +53,11 @@ def freeze(series: Series | None) -> History:
     if series is None:
         return EMPTY
     return History(
-        series.first_step, max(1, series.span), tuple(series.low), tuple(series.peak), tuple(series.reserved)
+        series.first_step,
+        max(1, series.span),
+        tuple(series.low),
+        tuple(series.peak),
+        () if series.on_host else tuple(series.reserved),
     )
 
 
@@ -94,41 +109,3 @@ def cut(history: History, width: int, *, window: int | None = None, end: int | N
         )
         per_column = float(group * history.span)
     return Columns(first, per_column, first + count * history.span - 1, low, peak, reserved)
-
-
-@dataclass(frozen=True)
-class Slope:
-    """A straight line through the step lows."""
-
-    bytes_per_step: float
-    fit: float
-    """R², 0 to 1: the share of the variation that the line explains."""
-    steps: int
-    """Steps that the line was drawn through."""
-
-
-#: Fewer buckets than this say nothing about a trend (DIAGNOSIS.md asks for eight steps).
-MIN_POINTS = 8
-
-
-def slope(low: Sequence[int], span: int, *, points: int = 96) -> Slope | None:
-    """Least-squares line through the newest `points` buckets, the first two steps left out.
-
-    The first steps build gradients and optimizer state: they rise once, in every job, and are no trend.
-    """
-    settled = low[2:] if span == 1 else low[1:]
-    values = settled[-points:]
-    n = len(values)
-    if n < MIN_POINTS:
-        return None
-    mean = sum(values) / n
-    middle = (n - 1) / 2
-    covariance = variance = total = 0.0
-    for index, value in enumerate(values):
-        x, y = index - middle, value - mean
-        covariance += x * y
-        variance += x * x
-        total += y * y
-    rate = covariance / variance
-    fit = 0.0 if total == 0 else covariance * covariance / (variance * total)
-    return Slope(rate / span, fit, n * span)

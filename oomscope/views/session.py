@@ -231,9 +231,12 @@ class SessionModel:
     def _note_changes(self, rows: Sequence[ranks.RankRow]) -> None:
         """Cache flushes and ends of ranks, noticed between two polls."""
         for row in rows:
-            retries, state = self._seen.get(row.rank, (row.retries, row.state))
+            first = row.rank not in self._seen
+            retries, state = self._seen.get(row.rank, (0, "running"))
             if row.retries > retries:
                 said = f"cudaMalloc retry #{row.retries}: the cache was flushed"
+                if first:
+                    said = f"{wording.plural(row.retries, 'cudaMalloc retry', 'cudaMalloc retries')} so far"
                 self._notes.append(events.EventLine(0, "warn", said, row.rank, row.step))
             if row.state != state and row.state in ("oom", "failed", "lost", "silent"):
                 self._notes.append(
@@ -245,7 +248,7 @@ class SessionModel:
     def _events(self, records: Sequence[Mapping[str, Any]]) -> tuple[events.EventLine, ...]:
         if len(records) != self._supervisor_seen[0]:
             self._supervisor_seen = (len(records), events.supervisor_lines(records))
-        return tuple([*self._supervisor_seen[1], *self._notes])
+        return (*self._supervisor_seen[1], *self._notes)
 
 
 def _from_live(row: compare.AttemptRow, live: Sequence[ranks.RankRow]) -> compare.AttemptRow:
@@ -272,7 +275,7 @@ def _nodes(states: Sequence[Any]) -> int:
 
 
 def _phase_peaks(states: Sequence[Any]) -> dict[int, Mapping[str, int]]:
-    found = {}
+    found: dict[int, Mapping[str, int]] = {}
     for state in states:
         peaks = getattr(state, "phase_peaks", None)
         if isinstance(peaks, Mapping) and peaks:

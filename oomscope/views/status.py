@@ -139,7 +139,7 @@ def _coming(ranks: Sequence[RankRow]) -> Alert | None:
     growing = [row for row in ranks if row.is_growing]
     if growing:
         row = min(growing, key=lambda r: r.steps_left or 0)
-        rate = wording.per_step(row.change.bytes_per_step if row.change else None)
+        rate = wording.per_step(row.change.slope if row.change else None)
         unit = "MiB" if rate.endswith("M") else "GiB"
         what = "OOM" if row.on_device else "host memory full"
         return Alert(
@@ -147,9 +147,10 @@ def _coming(ranks: Sequence[RankRow]) -> Alert | None:
             f"rank {row.rank}: {what} in ~{wording.plural(row.steps_left or 0, 'step')} ({rate.rstrip('M')} {unit}/step)",
             "2",
             "diagnosis",
+            row.rank,
         )
     for word, said in (
-        ("retr", "the allocator had to flush its cache to go on"),
+        ("retries", "the allocator had to flush its cache to go on"),
         ("tight", "less than 3 % of the card is free at the peak"),
         ("frag", "much of the reserved memory is unused even at the peak"),
         ("silent", "nothing was heard from it for a while"),
@@ -158,7 +159,7 @@ def _coming(ranks: Sequence[RankRow]) -> Alert | None:
         found = [row for row in ranks if row.severity == "warn" and word in row.status]
         if found:
             who = f"rank {found[0].rank}" if len(found) == 1 else wording.plural(len(found), "rank")
-            return Alert("warn", f"{who}: {said}")
+            return Alert("warn", f"{who}: {said}", rank=found[0].rank)
     return None
 
 

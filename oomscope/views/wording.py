@@ -32,7 +32,7 @@ def per_step(change: float | None) -> str:
     if change is None:
         return "–"
     if abs(change) < 512:
-        return "±0"
+        return "0"
     if abs(change) < 0.05 * GIB:
         return f"{change / MIB:+.1f}M".replace("-", "−")
     return f"{change / GIB:+.2f}".replace("-", "−")

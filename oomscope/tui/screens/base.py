@@ -32,8 +32,8 @@ class BaseScreen(Screen[None]):
     """Name in `actions.TABS` and of the app's mode."""
     HELP: ClassVar[str] = ""
     """A paragraph for the help overlay: what the screen shows and how to read it."""
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     DEFAULT_CSS = """
     BaseScreen { layers: base overlay; }
     BaseScreen #frame { height: 1fr; }

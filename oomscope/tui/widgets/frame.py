@@ -113,6 +113,8 @@ class FooterLine(OneLine):
         room = width - width_of(tabs) - 1
         while chosen and self._needs(chosen) > room:
             chosen.pop()
+        # What fits is decided by priority; help and quit then stand last, where one looks for them.
+        chosen.sort(key=lambda entry: (entry[1] in ("Help", "Quit"), -entry[2]))
         left: list[Span] = []
         self._targets = []
         for key, label, _ in chosen:

@@ -1,0 +1,148 @@
+"""The OOM screen: the cause, the questions that led to it with their evidence, and the source line."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+
+from oomscope.tui import actions
+from oomscope.tui.editor import edit
+from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.widgets.flowchart import EvidenceList, FlowList, SourcePane, VerdictBlock
+from oomscope.tui.widgets.lines import LineList
+from oomscope.views import diagnosis as view
+from oomscope.views.frame import Frame
+from oomscope.views.headline import Alert, Fact, Headline
+
+
+class OomScreen(BaseScreen):
+    """Why memory ran out."""
+
+    MODE = "oom"
+    HELP = (
+        "At the top the most likely cause, how sure it is, and the card at the moment of failure. Below, the questions "
+        "that were asked: ● is on the path to the cause, ? could not be answered. Every question has its evidence, and "
+        "where evidence is missing, the cheapest way to get it. d shows the questions off the path too."
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.OOM)]
+    DEFAULT_CSS = """
+    OomScreen VerdictBlock { height: auto; max-height: 9; }
+    OomScreen #middle { height: 1fr; layout: horizontal; }
+    OomScreen #flow-pane { width: 1fr; height: 1fr; }
+    OomScreen #evidence-pane { width: 1fr; height: 1fr; }
+    OomScreen.-narrow #middle { layout: vertical; }
+    OomScreen.-narrow #flow-pane { height: auto; max-height: 50%; }
+    OomScreen.-narrow FlowList { height: auto; max-height: 100%; }
+    OomScreen.-narrow #evidence-pane { border-top: solid $line; }
+    OomScreen SourcePane { height: auto; max-height: 7; border-top: solid $line; display: none; }
+    OomScreen.-source SourcePane { display: block; }
+    """
+
+    def compose_body(self) -> ComposeResult:
+        yield VerdictBlock()
+        with Horizontal(id="middle"):
+            with Vertical(id="flow-pane", classes="pane"):
+                yield FlowList(id="flow")
+            with Vertical(id="evidence-pane", classes="pane"):
+                yield EvidenceList(id="evidence")
+        yield SourcePane()
+
+    def on_mount(self) -> None:
+        self.query_one("#flow-pane").border_title = "Questions"
+        self.query_one("#evidence-pane").border_title = "Evidence"
+        self.query_one("#flow").focus()
+
+    # -- showing -----------------------------------------------------------------------------
+
+    def show_frame(self, frame: Frame) -> None:
+        found = frame.diagnosis
+        if found is None or not (found.verdicts or found.flow):
+            self.show_missing(*_missing(frame))
+            return
+        self.show_missing()
+        tall = self.size.height >= 32
+        self.query_one(VerdictBlock).show(found, 5 if tall else 2)
+        flow = self.query_one(FlowList)
+        if tall and not flow.shows_all and len(found.flow) <= self.size.height - 20:
+            flow.shows_all = True
+        flow.show(found)
+        self.query_one(EvidenceList).show(flow.node, found.verdict)
+        where = found.verdict.where if found.verdict else None
+        lines = view.source_lines(where, context=2 if tall else 1) if where else ()
+        self.set_class(bool(lines), "-source")
+        if where is not None and lines:
+            title = f"{where.file}:{where.line}" + (f" in {where.function}" if where.function else "")
+            self.query_one(SourcePane).show(title, lines)
+
+    def headline(self, frame: Frame) -> Headline:
+        found = frame.diagnosis
+        if found is None or not found.verdicts:
+            return frame.headline
+        facts = [Fact(part, 9 - i) for i, part in enumerate(found.what_happened().split(" · ")) if part]
+        facts.append(Fact(f"attempt {frame.diagnosis_attempt}", 2))
+        return Headline("✖", "error", "OUT OF MEMORY", tuple(facts))
+
+    def alert(self, frame: Frame) -> Alert | None:
+        if frame.alert is not None and frame.alert.key == "2":
+            fixes = frame.fixes
+            if fixes is not None and fixes.rows:
+                return Alert("info", "fixes were predicted for this attempt", "4", "fixes")
+            return Alert(frame.alert.severity, frame.alert.text)
+        return frame.alert
+
+    def copy_text(self) -> str:
+        found = self.host.frame.diagnosis if self.host.frame else None
+        return "\n".join(view.sentences(found)) + "\n" if found else ""
+
+    def command_text(self) -> str:
+        return f"oomscope explain {self.host.frame.path}" if self.host.frame else ""
+
+    # -- events and actions ------------------------------------------------------------------
+
+    def on_line_list_moved(self, message: LineList.Moved) -> None:
+        found = self.host.frame.diagnosis if self.host.frame else None
+        if message.lines.id == "flow" and found is not None:
+            self.query_one(EvidenceList).show(self.query_one(FlowList).node, found.verdict)
+
+    def on_line_list_opened(self, message: LineList.Opened) -> None:
+        if message.lines.id == "flow":
+            self.query_one("#evidence").focus()
+
+    def action_why_not(self) -> None:
+        flow = self.query_one(FlowList)
+        flow.toggle_all()
+        self.notify("all questions" if flow.shows_all else "only the path to the cause")
+
+    def action_edit(self) -> None:
+        found = self.host.frame.diagnosis if self.host.frame else None
+        where = found.verdict.where if found and found.verdict else None
+        if where is None:
+            self.notify("this cause has no source line")
+            return
+        edit(self.host, where.file, where.line)
+
+    def action_whatif(self) -> None:
+        self.notify("no memory trace with this attempt: what-if needs a snapshot with history")
+
+
+def _missing(frame: Frame) -> tuple[str, str]:
+    if frame.state == "diagnosing":
+        return "Finding the cause.", "It takes a few seconds; this screen fills by itself."
+    if frame.state in ("starting", "running", "stopping"):
+        growing = [row for row in frame.ranks if row.is_growing]
+        if growing:
+            return (
+                f"No out-of-memory error yet, but rank {growing[0].rank} is on its way to one.",
+                "Its lows rise from step to step: something is kept that each step adds to. Press s for a memory snapshot "
+                "now and 3 to see what is held; the full diagnosis comes with the error itself.",
+            )
+        return "No out-of-memory error so far.", "The diagnosis appears here by itself when one happens."
+    if frame.state == "done":
+        return "This run did not run out of memory.", "Press 1 for its peaks, 6 for other sessions."
+    return (
+        "No diagnosis was recorded for this session.",
+        f"Make one with: oomscope explain {frame.path}",
+    )
