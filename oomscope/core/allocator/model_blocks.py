@@ -112,28 +112,15 @@ class Pool:
     """The default pool or a private one (CUDA graph, MemPool), with a list per size class and stream.
 
     `users` counts the graphs and MemPool objects that use a private pool; at 0 its memory may be returned.
-    `searches` counts searches per size class (small, large) for the garbage collection by age.
     """
 
-    __slots__ = (
-        "custom_allocator",
-        "id",
-        "large",
-        "no_split",
-        "searches",
-        "segments",
-        "small",
-        "use_on_oom",
-        "users",
-    )
+    __slots__ = ("custom_allocator", "id", "large", "no_split", "small", "use_on_oom", "users")
 
     def __init__(self, pool_id: PoolId) -> None:
         self.id = pool_id
         self.small: dict[int, FreeList] = {}
         self.large: dict[int, FreeList] = {}
         self.users = 1
-        self.segments = 0
-        self.searches = [0, 0]
         self.no_split = False
         self.use_on_oom = False
         self.custom_allocator = False

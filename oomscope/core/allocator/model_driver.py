@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 
+from .model_blocks import FreeList
 from .model_config import ROUND_LARGE
 
 #: Where device memory starts; 47-bit addresses as in real snapshots.
@@ -76,7 +77,7 @@ class VirtualDriver:
         self.used_bytes -= size
         self._vacate(address, size)
 
-    def reserve(self, size: int) -> int:
+    def reserve(self, size: int, owner: FreeList | None = None) -> int:
         """An address range without memory, as from cuMemAddressReserve."""
         return self._place(size)
 

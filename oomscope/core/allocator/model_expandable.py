@@ -57,7 +57,7 @@ class ExpandableSegments(AllocatorState):
         granule = SMALL_BUFFER if owner.small else self.config.large_segment_size
         total = self.driver.total_bytes + self.driver.total_bytes // 8
         size = (total + granule - 1) // granule * granule
-        reservation = Reservation(self.driver.reserve(size), size, granule)
+        reservation = Reservation(self.driver.reserve(size, owner), size, granule)
         self.reservations.append(reservation)
         block = Block(reservation.base, size, owner, self._new_tie())
         block.reservation = reservation

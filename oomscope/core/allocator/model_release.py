@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from .model_blocks import ADDRESS_MASK, DEFAULT_POOL, SIZE_SHIFT, Block, FreeList, Pool, PoolId
@@ -169,35 +170,40 @@ class Releasing(ExpandableSegments):
         return released >= wanted
 
     def _collect_garbage(self, context: Any) -> None:
-        """Return the blocks that lie idle longest while above the threshold; default large pool only.
-
-        Age is the number of searches since a block became free; blocks at least as old as the mean go first.
-        """
+        """Return the blocks that lie idle longest while above the threshold; default large pool only."""
         assert self.allowed_bytes is not None
         threshold = int(self.config.garbage_collection_threshold * self.allowed_bytes)
-        if self.reserved_bytes <= threshold:
-            return
         target = self.reserved_bytes - threshold
+        reclaimed = 0
+        for blocks in self._garbage_passes() if target > 0 else ():
+            for block in blocks:
+                reclaimed += block.size
+                self._release_block(block, context)
+            if reclaimed >= target:
+                break
+
+    def _garbage_passes(self) -> Iterator[list[Block]]:
+        """The blocks to return, pass by pass: those at least as old as the mean of the remaining ones.
+
+        The age is the number of searches since a block became free.
+        """
         blocks = [
             block
             for free_list in self.pools[DEFAULT_POOL].lists(False)
             for block in (self.free_blocks[key & ADDRESS_MASK] for key in free_list.keys)
             if not block.is_split
         ]
-        count = len(blocks)
-        total_age = sum(self._searches - block.born for block in blocks)
-        reclaimed, freed = 0, True
-        while reclaimed < target and freed and count > 0:
-            mean_age, freed = total_age / count, False
-            for block in list(blocks):
-                age = self._searches - block.born
-                if block.reservation is None and age >= mean_age:
-                    freed = True
-                    reclaimed += block.size
-                    total_age -= age
-                    count -= 1
-                    blocks.remove(block)
-                    self._release_block(block, context)
+        while blocks:
+            mean_age = sum(self._searches - block.born for block in blocks) / len(blocks)
+            chosen = [
+                block
+                for block in blocks
+                if block.reservation is None and self._searches - block.born >= mean_age
+            ]
+            if not chosen:
+                return
+            yield chosen
+            blocks = [block for block in blocks if block not in chosen]
 
 
 def _free_neighbours(block: Block) -> int:

@@ -1,0 +1,364 @@
+"""Exact replay: run the recorded program through the model and compare every address, row and final block.
+
+A pass means that the model is this process's allocator, so that predictions made with it can be trusted;
+this is the gate before `whatif`. A mismatch is evidence too: wrong settings, another release, or an edited
+file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+
+from oomscope.core.allocator.history import OOM, History
+from oomscope.core.allocator.initial import InitialAllocator
+from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig, AllocatorOutOfMemory, Block
+from oomscope.core.allocator.model_copy import copy_allocator
+from oomscope.core.allocator.operations import (
+    COMPLETED,
+    EMPTY,
+    FREE,
+    FREE_LATER,
+    MALLOC,
+    Growth,
+    Operations,
+    Reading,
+    read_operations,
+)
+from oomscope.core.allocator.reconstruct import InitialState, reconstruct
+from oomscope.core.allocator.replay_driver import Diverged, RecordedDriver, ReplayedAllocator
+from oomscope.core.allocator.reservations import Reservations
+
+#: How often a different reading of ambiguous rows is tried before the replay gives up.
+MAX_READINGS = 200
+#: Rows that may be replayed again for that, beyond twice the history.
+MAX_REPEATED_ROWS = 100_000
+#: Points to come back to that are kept in memory.
+_MAX_POINTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first row at which the model did something else."""
+
+    row: int
+    recorded: str
+    predicted: str
+
+
+@dataclass(slots=True)
+class Replay:
+    """Result of replaying one device's history."""
+
+    config: AllocatorConfig
+    rows: int
+    exact: bool
+    divergence: Divergence | None
+    allocator: ReplayedAllocator
+    """The model at the end, or at the divergence."""
+    initial: InitialState
+    initial_reserved_bytes: int
+    operations: Operations
+    readings: dict[int, Reading]
+    """Row of an allocation -> how its ambiguous rows were understood, where that was not the first guess."""
+    ambiguities: Counter[str] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
+    capacity_low: int = 0
+    """The device had at least these bytes for this process: the peak of what was reserved."""
+    capacity_high: int | None = None
+    """It had fewer than these: a request beyond them was refused. None when nothing was refused."""
+    capacity_at_oom: int | None = None
+    """Reserved plus free bytes at the last out-of-memory row: what this process could have had."""
+
+    @property
+    def matched(self) -> int:
+        """Rows before the divergence."""
+        return self.rows if self.divergence is None else self.divergence.row
+
+
+@dataclass(slots=True)
+class _Point:
+    """A state to come back to: before an operation with several readings."""
+
+    index: int
+    left: list[Reading]
+    allocator: ReplayedAllocator
+
+
+class Replayer:
+    """Replays one history under one configuration."""
+
+    def __init__(
+        self,
+        history: History,
+        config: AllocatorConfig,
+        *,
+        state: InitialState | None = None,
+        stop: int | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            history: the rows.
+            config: settings to assume.
+            state: result of `reconstruct(history)`, if at hand; it does not depend on the settings.
+            stop: replay only the operations before this row.
+        """
+        self.history = history
+        self.config = config
+        self.state = state or reconstruct(history)
+        self.operations = read_operations(history, free_requests_recorded=self.state.free_requests_recorded)
+        self.stop = len(history) if stop is None else stop
+        self.reservations = Reservations(history, config)
+        driver = RecordedDriver(history, self.reservations)
+        self.allocator = ReplayedAllocator(config, driver)
+        builder = InitialAllocator(
+            history,
+            self.state,
+            config,
+            self.reservations,
+            lambda base, size: driver.reserved.add(base, base + size),
+        )
+        builder.fill(self.allocator)
+        driver.reserved_bytes = self.allocator.reserved_bytes
+        self.ambiguities = builder.ambiguities
+        self._initial_reserved = self.allocator.reserved_bytes
+        self._pools = _PoolFinder(history)
+        self._readings: dict[int, Reading] = {}
+        self._capacity_at_oom: int | None = None
+
+    def run(self) -> Replay:
+        """Replay to the end, trying other readings of ambiguous rows where the model diverges."""
+        points: list[_Point] = []
+        index, tries = 0, 0
+        budget = MAX_REPEATED_ROWS + 2 * len(self.history)
+        furthest: Diverged | None = None
+        while True:
+            try:
+                self._run_from(index, points)
+                return self._result(None)
+            except Diverged as diverged:
+                if furthest is None or diverged.row > furthest.row:
+                    furthest = diverged
+                point = self._come_back(points)
+                tries += 1
+                if point is None or tries > MAX_READINGS or budget < 0:
+                    return self._result(furthest)
+                index = point.index
+                budget -= max(0, diverged.row - index)
+
+    def _run_from(self, index: int, points: list[_Point]) -> None:
+        """Execute operations from `index`.
+
+        Raises:
+            Diverged: the model did something else.
+        """
+        operations = self.operations
+        kinds, rows = operations.kinds, operations.rows
+        history = self.history
+        size, stream, address = history.size, history.stream, history.address
+        pool_of = self._pools.of_row if self._pools.any else None
+        stop = self.stop
+        resumed = index if points and points[-1].index == index else -1
+        count = len(kinds)
+        while index < count:
+            kind, row = kinds[index], rows[index]
+            allocator = self.allocator
+            if kind == MALLOC:
+                if row >= stop:
+                    return
+                allocator.driver.row = row
+                pool = pool_of(row) if pool_of else DEFAULT_POOL
+                block = allocator.allocate(size[row], stream[row], None, pool)
+                if block.address != address[row]:
+                    raise Diverged(row, f"alloc at {block.address:#x}")
+            elif kind == FREE:
+                if row >= stop:
+                    return
+                allocator.driver.row = row
+                block = self._live_block(row)
+                allocator.request_free(block)
+                allocator.complete(block)
+            elif kind == FREE_LATER:
+                if row >= stop:
+                    return
+                block = self._live_block(row)
+                allocator.request_free(block)
+                block.pending = True
+            elif kind == COMPLETED:
+                if row >= stop:
+                    return
+                allocator.complete(self._pending_block(row))
+            else:
+                if self._rows_of(kind, row) >= stop:
+                    return
+                if kind == EMPTY:
+                    self._empty(operations.bursts[row])
+                else:
+                    growth = operations.growths[row]
+                    self._grow(growth, self._reading(growth, index, points, resumed == index))
+            index += 1
+
+    def _rows_of(self, kind: int, number: int) -> int:
+        """First row of a GROW or EMPTY operation."""
+        if kind == EMPTY:
+            return self.operations.bursts[number][0]
+        return self.operations.growths[number].row
+
+    # ---- the operations
+
+    def _reading(self, growth: Growth, index: int, points: list[_Point], resumed: bool) -> Reading:
+        """How to understand the rows of `growth`, remembering the state when there is a choice."""
+        if resumed:
+            point = points[-1]
+            reading = point.left.pop(0)
+            if not point.left:
+                points.pop()
+            self._readings[growth.row] = reading
+            return reading
+        if len(growth.readings) > 1:
+            points.append(_Point(index, growth.readings[1:], self._copy()))
+            del points[:-_MAX_POINTS]
+        return growth.readings[0]
+
+    def _copy(self) -> ReplayedAllocator:
+        """The allocator as it is now, free to go another way."""
+        twin = copy_allocator(self.allocator)
+        twin.driver.reserved = self.allocator.driver.reserved.copy()
+        return twin
+
+    def _come_back(self, points: list[_Point]) -> _Point | None:
+        if not points:
+            return None
+        point = points[-1]
+        self.allocator = point.allocator
+        if len(point.left) > 1:  # it will be needed again
+            point.allocator = self._copy()
+        return point
+
+    def _grow(self, growth: Growth, reading: Reading) -> None:
+        allocator, history = self.allocator, self.history
+        for row in growth.lead[: reading.completed_before]:
+            allocator.complete(self._pending_block(row))
+        rows = growth.rows
+        if reading.emptied:
+            self._empty(rows[: reading.emptied])
+            rows = rows[reading.emptied :]
+        row = growth.row
+        allocator.driver.begin(row, growth.lead[reading.completed_before :] + rows, failed=growth.failed)
+        size, stream, pool = history.size[row], history.stream[row], self._pools.of_row(row)
+        try:
+            block = allocator.allocate(size, stream, None, pool)
+        except AllocatorOutOfMemory as error:
+            if not growth.failed:
+                raise Diverged(row, "out of memory") from None
+            if error.rounded != size:
+                raise Diverged(row, f"oom for {error.rounded} bytes") from None
+            allocator.driver.end()
+            free = history.address[row]
+            if free >= 0:
+                self._capacity_at_oom = allocator.reserved_bytes + free
+            return
+        if growth.failed:
+            raise Diverged(row, f"alloc at {block.address:#x}")
+        allocator.driver.end()
+        if block.address != history.address[row]:
+            raise Diverged(row, f"alloc at {block.address:#x}")
+
+    def _empty(self, rows: list[int]) -> None:
+        allocator = self.allocator
+        allocator.driver.begin(rows[0], rows)
+        allocator.empty_cache()
+        allocator.driver.end()
+
+    def _live_block(self, row: int) -> Block:
+        block = self.allocator.live.get(self.history.address[row])
+        if block is None or not block.allocated:
+            raise Diverged(row, "no allocated block there")
+        return block
+
+    def _pending_block(self, row: int) -> Block:
+        block = self.allocator.live.get(self.history.address[row])
+        if block is None or block.allocated:
+            raise Diverged(row, "no pending free there")
+        return block
+
+    # ---- the result
+
+    def _result(self, diverged: Diverged | None) -> Replay:
+        divergence = None
+        if diverged is not None:
+            divergence = Divergence(diverged.row, self.history.describe(diverged.row), diverged.predicted)
+        elif self.operations.stray:
+            row = self.operations.stray[0]
+            divergence = Divergence(row, self.history.describe(row), "no allocation that needs it")
+        elif self.stop >= len(self.history):
+            divergence = self._compare_final()
+        driver = self.allocator.driver
+        return Replay(
+            config=self.config,
+            rows=len(self.history),
+            exact=divergence is None,
+            divergence=divergence,
+            allocator=self.allocator,
+            initial=self.state,
+            initial_reserved_bytes=self._initial_reserved,
+            operations=self.operations,
+            readings=dict(self._readings),
+            ambiguities=self.ambiguities,
+            problems=self.state.problems,
+            capacity_low=self.allocator.peak_reserved_bytes,
+            capacity_high=driver.refused_at,
+            capacity_at_oom=self._capacity_at_oom,
+        )
+
+    def _compare_final(self) -> Divergence | None:
+        """Block by block against the recorded final state."""
+        allocator = self.allocator
+        seen = 0
+        for segment in self.history.segments:
+            for final in segment.blocks:
+                block = allocator.live.get(final.address) or allocator.free_blocks.get(final.address)
+                state = _state(final.live, final.pending)
+                words = f"final block at {final.address:#x}, {final.size} bytes, {state}"
+                if block is None:
+                    return Divergence(len(self.history), words, "no block there")
+                seen += 1
+                if (block.size, block.is_live, block.pending) != (final.size, final.live, final.pending):
+                    predicted = f"{block.size} bytes, {_state(block.is_live, block.pending)}"
+                    return Divergence(len(self.history), words, predicted)
+        extra = len(allocator.live) + len(allocator.free_blocks) - seen
+        if extra:
+            return Divergence(len(self.history), f"{seen} final blocks", f"{extra} more blocks")
+        return None
+
+
+def _state(live: bool, pending: bool) -> str:
+    return "pending free" if pending else "allocated" if live else "free"
+
+
+class _PoolFinder:
+    """Pool of each row: recorded (2.12), or that of the final segment around the address."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        private = [each for each in history.segments if each.pool != DEFAULT_POOL]
+        self._starts = [each.address for each in private]
+        self._private = private
+        self.any = bool(private) or (history.pool is not None and set(history.pool) != {DEFAULT_POOL})
+
+    def of_row(self, row: int) -> tuple[int, int]:
+        history = self._history
+        if history.pool is not None:
+            return history.pool[row]
+        index = bisect_right(self._starts, history.address[row]) - 1
+        if index < 0 or history.action[row] == OOM:
+            return DEFAULT_POOL
+        segment = self._private[index]
+        return segment.pool if history.address[row] < segment.address + segment.size else DEFAULT_POOL
+
+
+def replay(history: History, config: AllocatorConfig, *, stop: int | None = None) -> Replay:
+    """Replay `history` under `config`; see `Replayer`."""
+    return Replayer(history, config, stop=stop).run()
