@@ -51,6 +51,17 @@ class Frame:
     """The source text printed under the frame; "" when the log has none."""
 
 
+_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torch/nn/", "/torch/optim/", "/torch/autograd/", "/torch/utils/")
+
+
+def is_user_file(file: str) -> bool:
+    """A file of the user's own: neither the interpreter's, nor an installed package's."""
+    path = file.replace("\\", "/")
+    if path.startswith("Cell In") or "<ipython" in path:
+        return True
+    return path.endswith(".py") and not any(part in path for part in _LIBRARY)
+
+
 @dataclass(frozen=True)
 class OomMessage:
     """What one text says. All sizes in bytes; `line` is the 1-based line of the log where it starts."""

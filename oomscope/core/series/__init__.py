@@ -1,1 +1,5 @@
-"""Per-step series: trends, leak tests, steps to out-of-memory."""
+"""Per-step series: trends, leak tests, steps until the limit."""
+
+from oomscope.core.series.trend import Trend, correlation, judge
+
+__all__ = ["Trend", "correlation", "judge"]

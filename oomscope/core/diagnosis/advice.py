@@ -1,0 +1,87 @@
+"""Which fixes to offer: never one that is already on, and never one that cannot help here.
+
+The rules of advice, learnt from reports in which the usual hint was wrong:
+
+1. Never print a setting that is already active.
+2. Never recommend allocator settings when even perfect packing falls short.
+3. Never recommend sharding when static state is at most half of the peak, when sharding is on, or on one card.
+4. Predicted savings stand beside each fix (that is the prediction's part).
+5. Fixes that keep results bit-identical come first.
+6. Say when the evidence is not enough.
+"""
+
+from __future__ import annotations
+
+from oomscope.core.diagnosis.evidence import Evidence
+from oomscope.core.diagnosis.model import Finding, Rule, Verdict
+
+ALLOCATOR_FIXES = frozenset({"expandable", "max-split", "gc-threshold"})
+SHARDING_FIXES = frozenset({"fsdp2", "zero1"})
+
+
+def choose_fixes(e: Evidence, rule: Rule, finding: Finding) -> tuple[str, ...]:
+    """The fixes of `rule` (or of the finding) that can help in this case, best first."""
+    offered = finding.fixes if finding.fixes is not None else rule.fixes
+    return tuple(fix for fix in offered if reason_against(e, fix) is None)
+
+
+def reason_against(e: Evidence, fix: str) -> str | None:
+    """Why `fix` is not offered here, or None."""
+    active = _already_active(e, fix)
+    if active is not None:
+        return active
+    if fix in ALLOCATOR_FIXES:
+        short = e.shortfall
+        if short is not None and short > 0:
+            return "even perfect packing would not have been enough"
+        if fix == "max-split" and e.settings is not None and e.settings.expandable:
+            return "max_split_size_mb makes no sense beside expandable_segments"
+    if fix in SHARDING_FIXES:
+        return _against_sharding(e)
+    return None
+
+
+def _already_active(e: Evidence, fix: str) -> str | None:
+    s = e.settings
+    if s is not None:
+        if fix == "expandable" and s.expandable:
+            return "expandable_segments is already on"
+        if fix == "max-split" and s.max_split:
+            return "max_split_size_mb is already set"
+        if fix == "gc-threshold" and s.gc_threshold:
+            return "garbage_collection_threshold is already set"
+    if fix == "expandable" and e.signal("on:expandable") is not None:
+        return "expandable_segments is already on"
+    if fix == "amp-bf16" and e.model is not None and e.model.autocast:
+        return "autocast is already on"
+    if fix == "ckpt" and e.signal("on:checkpointing") is not None:
+        return "activation checkpointing is already on"
+    if any(outcome.fix == fix for outcome in e.outcomes):
+        return "this attempt already ran with it"
+    return None
+
+
+def _against_sharding(e: Evidence) -> str | None:
+    if e.signal("uses:fsdp", "uses:zero", "uses:deepspeed") is not None:
+        return "the job is sharded already"
+    if e.ranks and len({r.rank for r in e.ranks}) < 2:
+        return "there is only one rank to shard over"
+    if e.model is not None and e.model.static_bytes is not None and e.allocated:
+        if e.model.static_bytes <= 0.5 * e.allocated:
+            return "parameters, gradients and optimizer state are at most half of what was alive"
+    return None
+
+
+def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
+    """Advice that holds whatever the cause: above all where torch's own hint misleads."""
+    said: list[str] = []
+    hint = (e.message is not None and e.message.conf_var is not None) or (e.exception is not None and e.exception.is_oom)
+    if hint and e.shortfall is not None and e.shortfall > 0:
+        said.append(
+            "torch's hint about fragmentation does not apply: free memory and idle cache together are smaller than the request."
+        )
+    elif hint and reason_against(e, "expandable") == "expandable_segments is already on":
+        said.append("torch's hint names expandable_segments, which is already on: the text is the same for every failure.")
+    if best is not None and best.rule.cause == "capacity_activations" and e.trend is None and e.oom is None:
+        said.append("If the job ran for long before it failed, look for growth first.")
+    return tuple(said)

@@ -1,0 +1,69 @@
+"""Ask every rule, rank the answers, choose the fixes that can help here, and walk the flowchart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from oomscope.core.diagnosis.advice import choose_fixes, sentences
+from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
+from oomscope.core.diagnosis.flow import walk
+from oomscope.core.diagnosis.model import LIKELY, Answer, Diagnosis, Finding, Rule, Undecided, Verdict
+from oomscope.core.diagnosis.rules import BUILT_IN
+from oomscope.core.diagnosis.rules.tools import NUMBERS, RUN
+
+LISTED = 0.3
+"""Findings below are not worth a line."""
+
+UNKNOWN = Rule(
+    "oom.unknown", "unknown", "the evidence does not decide", "Q1", "more evidence", lambda _: Undecided()
+)  # fmt: skip
+
+
+def diagnose(evidence: Evidence, *, extra_rules: Iterable[Rule] = ()) -> Diagnosis:
+    """The diagnosis of `evidence`: verdicts best first, none when nothing failed and nothing is wrong.
+
+    A failure that no rule explains with at least `LIKELY` gives the verdict `oom.unknown` in front, with what is missing.
+    """
+    rules = (*BUILT_IN, *extra_rules)
+    answers: dict[Rule, Answer] = {rule: rule.test(evidence) for rule in rules}
+    found = [(rule, answer) for rule, answer in answers.items() if isinstance(answer, Finding)]
+    found.sort(key=lambda pair: -pair[1].confidence)
+    verdicts = [
+        Verdict(rule, finding, choose_fixes(evidence, rule, finding))
+        for rule, finding in found
+        if finding.confidence >= LISTED and (rule.is_problem or evidence.signal("says:growing", "says:plateau"))
+    ]
+    if not evidence.failed and not _complains(evidence):
+        verdicts = [v for v in verdicts if v.finding.confidence >= LIKELY]
+    elif not verdicts or verdicts[0].finding.confidence < LIKELY:
+        verdicts.insert(0, _unknown(evidence, answers, verdicts))
+    best = verdicts[0] if verdicts else None
+    return Diagnosis(evidence, tuple(verdicts), walk(evidence, answers, best), sentences(evidence, best))
+
+
+def _complains(evidence: Evidence) -> bool:
+    """Somebody describes a memory problem in words."""
+    return any(signal.name.startswith(("says:", "phase:")) for signal in evidence.signals)
+
+
+def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict]) -> Verdict:
+    """The honest verdict: what is known, and the cheapest capture that would decide."""
+    gaps: dict[Missing, int] = {}
+    for answer in answers.values():
+        if isinstance(answer, Undecided):
+            for gap in answer.missing:
+                gaps[gap] = gaps.get(gap, 0) + 1
+    for verdict in weak:
+        for gap in verdict.finding.missing:
+            gaps[gap] = gaps.get(gap, 0) + 3
+    ranked = sorted(gaps, key=lambda gap: -gaps[gap])[:3]
+    if not ranked:
+        ranked = [NUMBERS, Missing("a run that is watched", RUN)]
+    known: list[Fact] = []
+    if evidence.arithmetic is not None:
+        from oomscope.core.diagnosis.arithmetic import MEANING
+
+        known = [Fact(MEANING[tag], "message") for tag in evidence.arithmetic.tags]
+    names = " or ".join(v.rule.cause for v in weak[:2])
+    explanation = "What is known does not single out one cause." + (f" Possible: {names}." if names else "")
+    return Verdict(UNKNOWN, Finding(0.0, explanation, tuple(known), tuple(ranked)), ())

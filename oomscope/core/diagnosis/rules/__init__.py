@@ -1,0 +1,13 @@
+"""The rules, one group of related causes per module; each rule is one `Rule` with a test and a page of docs."""
+
+from __future__ import annotations
+
+from oomscope.core.diagnosis.model import Rule
+from oomscope.core.diagnosis.rules import capacity, growth, packing
+
+BUILT_IN: tuple[Rule, ...] = (*packing.RULES, *capacity.RULES, *growth.RULES)
+
+
+def by_id(rule_id: str) -> Rule | None:
+    """The built-in rule of that id or cause."""
+    return next((rule for rule in BUILT_IN if rule_id in (rule.id, rule.cause)), None)

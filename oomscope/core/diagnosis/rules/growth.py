@@ -1,0 +1,174 @@
+"""Memory that grows from step to step: graphs, containers, cycles, exceptions, hooks, frameworks; and growth that is none."""
+
+from __future__ import annotations
+
+from oomscope.core.diagnosis.evidence import Evidence, Fact, LintFact, Where
+from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undecided
+from oomscope.core.diagnosis.rules import tools as t
+
+GRAPH_LINT = ("graph-append", "graph-sum", "retain-graph", "hidden-state")
+CONTAINER_LINT = ("container-append",)
+
+
+def _no_growth(e: Evidence) -> Excluded | None:
+    trend = e.trend
+    if trend is not None and trend.kind in ("flat", "plateau"):
+        return Excluded(t.facts(t.trend_fact(e)))
+    if trend is not None and trend.kind == "sawtooth":
+        return Excluded(t.facts(t.trend_fact(e)))
+    return None
+
+
+def _is_growing(e: Evidence) -> bool:
+    return e.trend is not None and e.trend.is_leak
+
+
+def _looks_like_graph(e: Evidence) -> bool:
+    """Many stacks of forward survive per step: the saved tensors of a graph, not one list of results."""
+    g = e.growth
+    return g is not None and g.stacks >= 3 and "activation" in g.categories
+
+
+def _graph(e: Evidence) -> Answer:
+    excluded = _no_growth(e)
+    if excluded is not None and not (e.rss_trend and e.rss_trend.is_leak):
+        return excluded
+    lint = e.lint_of(*GRAPH_LINT)
+    if _is_growing(e):
+        return _graph_measured(e, lint)
+    host = e.rss_trend is not None and e.rss_trend.is_leak
+    if host and lint is not None:
+        return Finding(
+            0.8,
+            "The process's own memory grows from step to step, and the script keeps tensors together with their graph.",
+            t.facts(_lint_fact(lint)),
+            where=lint.where,
+        )
+    said = e.signal("says:keeps_graph")
+    growing = e.signal("says:growing")
+    if said is not None:
+        return Finding(
+            0.72 if growing or said.strength >= 0.8 else 0.55,
+            "A tensor that still has its graph is kept beyond its step; everything that the graph saved stays with it.",
+            t.facts(t.heard(said), t.heard(growing) if growing else None, _lint_fact(lint)),
+            (t.SERIES,),
+            where=lint.where if lint else None,
+        )
+    if lint is not None and e.failed:
+        return Finding(
+            0.5 if e.trend is None else 0.35,
+            "The script keeps tensors together with their graph.",
+            t.facts(_lint_fact(lint)),
+            (t.SERIES, t.SNAPSHOT),
+            where=lint.where,
+        )
+    return Undecided((t.SERIES, t.SNAPSHOT))
+
+
+def _graph_measured(e: Evidence, lint: LintFact | None) -> Answer:
+    growth = e.growth
+    graph = _looks_like_graph(e)
+    evidence = t.facts(
+        t.trend_fact(e),
+        t.growth_fact(growth) if growth else None,
+        Fact(f"{growth.stacks} different lines of forward left survivors: saved tensors of graphs", "snapshot", growth.stacks)
+        if growth and graph
+        else None,
+        _lint_fact(lint),
+        *_eta(e),
+    )
+    if growth is not None and not graph and lint is None:
+        return Excluded((*evidence, Fact("the survivors come from one line: no graph", "snapshot")))
+    where = lint.where if lint else (growth.caller or growth.where if growth else None)
+    confidence = 0.96 if graph and lint else 0.88 if graph else 0.8 if lint else 0.45
+    return Finding(
+        confidence,
+        "Each step leaves tensors behind that still hold their autograd graph, and with it the activations saved for backward."
+        + (f" The script keeps them at {lint.where.place}." if lint else ""),
+        evidence,
+        () if growth else (t.SNAPSHOT,),
+        where=where,
+    )
+
+
+def _eta(e: Evidence) -> tuple[Fact, ...]:
+    if e.trend is None or e.capacity is None or e.failed:
+        return ()
+    left = e.trend.steps_until(e.capacity, e.rank.peak_allocated_bytes if e.rank else None)
+    return (Fact(f"at this rate the card is full in about {left:.0f} steps", "steps", round(left)),) if left is not None else ()
+
+
+def _lint_fact(lint: LintFact | None) -> Fact | None:
+    return Fact(f"{lint.where.place}: {lint.text}", "source code") if lint else None
+
+
+def _container(e: Evidence) -> Answer:
+    excluded = _no_growth(e)
+    if excluded is not None:
+        return excluded
+    lint = e.lint_of(*CONTAINER_LINT)
+    growth = e.growth
+    if _is_growing(e):
+        evidence = t.facts(t.trend_fact(e), t.growth_fact(growth) if growth else None, _lint_fact(lint))
+        if _looks_like_graph(e):
+            return Excluded(evidence)
+        if growth is None and lint is None:
+            return Finding(0.4, "Something keeps results of every step.", evidence, (t.SNAPSHOT,))
+        where: Where | None = lint.where if lint else (growth.where or growth.caller) if growth else None
+        return Finding(
+            0.9 if growth and lint else 0.82 if growth else 0.6,
+            "Each step leaves results behind: a list, a metric or a buffer holds them on the device. No graph hangs on them.",
+            evidence,
+            () if growth else (t.SNAPSHOT,),
+            where=where,
+        )
+    said = e.signal("says:keeps_outputs")
+    if said is not None and e.phase != "eval":
+        return Finding(
+            0.65,
+            "Results of every step are kept on the device.",
+            t.facts(t.heard(said), _lint_fact(lint)),
+            (t.SERIES,),
+        )
+    return Undecided((t.SERIES, t.SNAPSHOT))
+
+
+def _plateau(e: Evidence) -> Answer:
+    said = e.signal("says:plateau")
+    if said is not None and not e.failed:
+        return Finding(
+            0.85,
+            "Memory rose and then stayed: the cache, workspaces and the largest batch so far. This is not a leak; nothing needs to "
+            "be mended.",
+            (t.heard(said),),
+            fixes=(),
+        )
+    trends = [trend for trend in (e.trend, e.reserved_trend) if trend is not None]
+    if not trends:
+        return Undecided((t.SERIES,))
+    if any(trend.is_leak for trend in trends) or e.failed:
+        return Excluded(t.facts(t.trend_fact(e)))
+    if any(trend.kind == "plateau" for trend in trends):
+        return Finding(
+            0.8,
+            "Memory rose and then stayed: the cache, workspaces and the largest batch so far. This is not a leak.",
+            t.facts(t.trend_fact(e)),
+            fixes=(),
+        )
+    return Excluded(t.facts(t.trend_fact(e)))
+
+
+RULES = (
+    Rule(
+        "oom.graph_accumulation", "graph_accumulation", "autograd graphs pile up", "Q3.2",
+        "allocated memory per step, survivors in the snapshot, the source", _graph, ("leak-detach", "leak-item"),
+    ),
+    Rule(
+        "oom.container_accumulation", "container_accumulation", "results pile up on the device", "Q3.2",
+        "allocated memory per step, survivors in the snapshot", _container, ("leak-cpu", "leak-reset"),
+    ),
+    Rule(
+        "oom.benign_plateau", "benign_plateau", "memory rose and stayed: not a leak", "Q3.4",
+        "memory per step", _plateau, (), is_problem=False,
+    ),
+)  # fmt: skip

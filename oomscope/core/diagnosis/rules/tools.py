@@ -1,0 +1,147 @@
+"""What rules share: sentences with sizes, the captures that would decide a case, and common tests."""
+
+from __future__ import annotations
+
+from oomscope.core.diagnosis.evidence import (
+    Evidence,
+    Fact,
+    GrowthGroup,
+    LiveGroup,
+    Missing,
+    Signal,
+)
+from oomscope.core.diagnosis.message import HOST_KINDS, LIBRARY_KINDS
+from oomscope.core.diagnosis.model import Excluded
+from oomscope.units import format_bytes
+
+RUN = "oomscope run SCRIPT"
+DETAIL = "oomscope run --detail SCRIPT"
+
+SNAPSHOT = Missing("what was alive at the failure, with the lines that allocated it", RUN)
+SERIES = Missing("allocated memory at the end of each step", RUN)
+PHASE = Missing("the phase in which it failed", f"{DETAIL}, or the full traceback")
+MODEL = Missing("bytes of parameters, gradients and optimizer state", RUN)
+PROCESSES = Missing("which processes hold memory of this GPU", "oomscope top, while it is occupied")
+HOST = Missing("memory of the machine and of its cgroup at that time", RUN)
+SOURCE = Missing("the source of the script", "oomscope run SCRIPT, or explain a session")
+NUMBERS = Missing("the numbers of the error message", "the complete line of the error")
+
+BEFORE_STEP = ("init", "load")
+IN_STEP = ("forward", "backward")
+
+
+def share(part: float | None, whole: float | None) -> float:
+    """part / whole, 0 where either is missing."""
+    return part / whole if part is not None and whole else 0.0
+
+
+def fact(text: str, source: str, value: object = None) -> Fact:
+    return Fact(text, source, value)
+
+
+def size(count: float | None) -> str:
+    return "?" if count is None else format_bytes(count)
+
+
+def heard(signal: Signal) -> Fact:
+    """A signal as a line of evidence."""
+    return Fact(signal.text, signal.source)
+
+
+def is_host_only(e: Evidence) -> bool:
+    """The failure is one of host memory."""
+    return e.oom is None and e.message is not None and e.message.kind in HOST_KINDS
+
+
+def is_library(e: Evidence) -> bool:
+    return e.oom is None and e.message is not None and e.message.kind in LIBRARY_KINDS
+
+
+def not_this_memory(e: Evidence) -> Excluded | None:
+    """Excludes causes inside torch's allocator where the failure lies elsewhere."""
+    if is_host_only(e):
+        return Excluded((Fact("host memory ran out, not the device", "message"),))
+    for tag, text in (
+        ("absurd_size", "the size of the request is absurd"),
+        ("impossible_request", "the request alone is larger than the device"),
+        ("free_but_refused", "the device had enough free memory and refused"),
+    ):
+        if e.tag(tag):
+            return Excluded((Fact(text, "message", e.requested),))
+    return None
+
+
+def request_fact(e: Evidence) -> Fact:
+    """The request against what was there."""
+    source = "allocator" if e.oom is not None else "message"
+    text = f"the request of {size(e.requested)} met {size(e.free)} free"
+    if e.unallocated is not None:
+        text += f" and {size(e.unallocated)} of idle cache"
+    return Fact(text, source, e.requested)
+
+
+def shortfall_fact(e: Evidence) -> Fact | None:
+    """What is missing with perfect packing, or that nothing is."""
+    short = e.shortfall
+    if short is None:
+        return None
+    source = "replay" if e.allocator is not None else "allocator" if e.oom is not None else "message"
+    if short > 0:
+        return Fact(f"even with perfect packing {size(short)} are missing", source, short)
+    return Fact(f"with perfect packing it would have fitted, with {size(-short)} to spare", source, short)
+
+
+def activations(e: Evidence) -> int | None:
+    """Bytes alive at the failure that are neither parameters, gradients nor optimizer state."""
+    if e.composition:
+        parts = dict(e.composition)
+        return parts.get("activations", 0) + parts.get("temporaries", 0)
+    if e.model is None or e.model.static_bytes is None or e.allocated is None:
+        return None
+    return max(0, e.allocated - e.model.static_bytes)
+
+
+def largest(groups: tuple[LiveGroup, ...], category: str | None = None) -> LiveGroup | None:
+    chosen = [group for group in groups if category is None or group.category == category]
+    return max(chosen, key=lambda group: group.bytes, default=None)
+
+
+def group_fact(group: LiveGroup) -> Fact:
+    """Where the bytes of a group come from."""
+    place = f" from {group.where.place}" if group.where else ""
+    source = f"  {group.where.source.strip()}" if group.where and group.where.source else ""
+    return Fact(f"{size(group.bytes)} alive in {group.count} allocations{place}{source}", "snapshot", group.bytes)
+
+
+def growth_fact(growth: GrowthGroup) -> Fact:
+    place = f" made at {growth.caller.place}" if growth.caller else ""
+    steps = f"{growth.births[0]} to {growth.births[-1]}" if growth.births else "?"
+    return Fact(
+        f"{size(growth.bytes)} in {growth.count} allocations{place} outlived their steps ({steps})",
+        "snapshot",
+        growth.bytes,
+    )
+
+
+def trend_fact(e: Evidence) -> Fact | None:
+    """The series of allocated bytes in one sentence."""
+    trend = e.trend
+    if trend is None or trend.kind == "unclear":
+        return None
+    if trend.is_leak:
+        text = (
+            f"allocated memory at the end of a step grows by {size(trend.slope)} per step "
+            f"({size(trend.low)} to {size(trend.high)}, R² {trend.r2:.3f}, {trend.steps} steps)"
+        )
+    elif trend.kind == "sawtooth":
+        text = f"allocated memory rises and falls with a period of about {trend.period or 0:.0f} steps"
+    elif trend.kind == "plateau":
+        text = f"allocated memory rose from {size(trend.first)} to {size(trend.last)} and stayed there"
+    else:
+        text = f"allocated memory at the end of a step is steady at {size(trend.last)}"
+    return Fact(text, "steps", round(trend.slope))
+
+
+def facts(*items: Fact | None) -> tuple[Fact, ...]:
+    """The items that exist."""
+    return tuple(item for item in items if item is not None)
