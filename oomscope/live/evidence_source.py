@@ -27,7 +27,7 @@ def find_script(info: Mapping[str, Any], hello: Mapping[str, Any] | None) -> Pat
     for each in candidates:
         path = Path(each) if Path(each).is_absolute() else cwd / each
         if path.is_file():
-            return path
+            return path.absolute()
     return Path(candidates[0]) if candidates else None
 
 

@@ -356,7 +356,9 @@ class Evidence:
         return max(found, key=lambda signal: signal.strength) if found else None
 
     def lint_of(self, *rules: str) -> LintFact | None:
-        return next((fact for fact in self.lint if fact.rule in rules), None)
+        """The first finding of the earliest of `rules` that has one."""
+        found = [fact for fact in self.lint if fact.rule in rules]
+        return min(found, key=lambda fact: rules.index(fact.rule), default=None)
 
     @property
     def failed(self) -> bool:
@@ -381,7 +383,8 @@ class Evidence:
 
     @property
     def capacity(self) -> int | None:
-        return _first((self.oom and self.oom.capacity_bytes, self.message and self.message.capacity_bytes))
+        known = (self.oom and self.oom.capacity_bytes, self.message and self.message.capacity_bytes)
+        return _first((*known, self.rank and self.rank.capacity_bytes))
 
     @property
     def requested(self) -> int | None:

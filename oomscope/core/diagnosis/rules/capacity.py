@@ -62,7 +62,9 @@ def _activations(e: Evidence) -> Answer:
 
 
 def _top_activations(e: Evidence) -> list[LiveGroup]:
+    static = ("parameter", "gradient", "optimizer", "before")
     chosen = [group for group in e.live if group.category == "activation"]
+    chosen = chosen or [group for group in e.live if group.category not in static]
     return sorted(chosen, key=lambda group: -group.bytes)[:3]
 
 

@@ -74,7 +74,7 @@ def _graph_measured(e: Evidence, lint: LintFact | None) -> Answer:
         Fact(f"{growth.stacks} different lines of forward left survivors: saved tensors of graphs", "snapshot", growth.stacks)
         if growth and graph
         else None,
-        _lint_fact(lint),
+        *(_lint_fact(each) for each in e.lint if each.rule in GRAPH_LINT[:3]),
         *_eta(e),
     )
     if growth is not None and not graph and lint is None:
