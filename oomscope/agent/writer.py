@@ -140,13 +140,22 @@ class Emitter:
         return line
 
     def close(self) -> None:
+        """Write what is left and close the file.
+
+        Under the lock: a thread of ours that still wrote to the closed number would write into whatever file or socket the
+        job opens next.
+        """
         self.flush(force=True)
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            try:
+        if not self._lock.acquire(timeout=2.0):
+            return  # a hung file system: an open descriptor harms nobody
+        try:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
                 os.close(descriptor)
-            except OSError:
-                return
+        except OSError:
+            return
+        finally:
+            self._lock.release()
 
     def after_fork(self) -> None:
         """In a forked child: forget the parent's file and queue; the lock may be held by a thread that is not here."""
