@@ -14,6 +14,8 @@ from oomscope.units import format_bytes
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
+_BACKWARD = re.compile(r"autograd::(?:generated::)?(\w+?)(?:Backward\d*)?(?:::|_)apply")
+
 
 def plain(text: str) -> str:
     """`text` from a file, without characters that could steer a terminal or reorder a line."""
@@ -58,6 +60,9 @@ def frame_text(frame: Frame) -> str:
     """`model.py:210 forward`, safe to print."""
     if frame.is_python:
         return plain(f"{short_file(frame.file)}:{frame.line} {frame.function}")
+    backward = _BACKWARD.search(frame.function)
+    if backward:
+        return f"backward of {backward.group(1)} (autograd)"
     return plain(frame.function.split("(")[0][:100] or frame.file)
 
 
@@ -69,12 +74,12 @@ def stack_label(stacks: StackTable, stack: int) -> str:
     if frame is not None:
         return frame_text(frame)
     shown = shown_frames(stacks[stack])
-    return frame_text(shown[0]) if shown else "autograd (no frames)"
+    telling = next((frame for frame in shown if "autograd" in frame.function), shown[0] if shown else None)
+    return frame_text(telling) if telling else "autograd (no frames)"
 
 
 def callers(stacks: StackTable, stack: int, *, limit: int) -> list[Frame]:
-    """The program's own frames of a stack, innermost first; other Python frames when it has none of its
-    own."""
+    """The program's own frames of a stack, innermost first; its other Python frames if it has none."""
     shown = shown_frames(stacks[stack])
     own = [frame for frame in shown if is_user_code(frame)]
     return (own or shown)[:limit]
@@ -121,7 +126,7 @@ def fragmentation_sentences(analysis: DeviceAnalysis) -> list[str]:
     ]
     if totals.whole_free:
         said.append(
-            f"{format_bytes(totals.whole_free)} of it is in segments without a live block: given back on demand"
+            f"{format_bytes(totals.whole_free)} of it is in segments without live blocks: returned on demand"
         )
     if stranded:
         said.append(f"{format_bytes(stranded)} of it is stranded beside live blocks in {_segments(analysis)}")

@@ -75,7 +75,8 @@ class Frame:
         return self.file.endswith(".py") or self.file.startswith("<")
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
+        function = self.function if self.is_python else self.function.split("(")[0] or self.function
+        return f"{self.file}:{self.line} {function}"
 
 
 @dataclass(slots=True)

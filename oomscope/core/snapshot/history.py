@@ -33,7 +33,7 @@ _SENTENCES = {
     History.BEGAN_LATE: "The history began after some allocations were made; those count as before-history.",
     History.RING: "There is no history: recording was on, but kept one row only (max_entries=1).",
     History.NONE: "There is no history: memory recording was off. Only the state at the end is known.",
-    History.CUT: "The history was cut or edited: it frees more than was ever there; no timeline can be drawn.",
+    History.CUT: "The history was cut or edited: it frees more than was there; no timeline can be drawn.",
 }
 
 
