@@ -5,7 +5,6 @@ A dormant agent owns no file, no thread and no socket: DataLoader workers, launc
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import socket
@@ -47,6 +46,7 @@ class Agent:
         self.is_helper = identity.is_multiprocessing_child()
         self.is_launcher = identity.is_launcher()
         self.active = False
+        self._is_forked = False
         self.host = HostMemory()
         self.device = DeviceMemory(torch)
         self.patches = Patches()
@@ -224,7 +224,11 @@ class Agent:
         stacks = os.path.join(self.config["attempt_dir"], layout.STACKS_DIR, name.replace(".jsonl", ".txt"))
         self._term = StackOnTerm(stacks)
         self._term.install()
-        atexit.register(self._goodbye)
+        if self._is_forked:
+            # multiprocessing ends a forked child without atexit handlers, but with its own.
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self.goodbye, exitpriority=-1000)
 
     def _who(self) -> Identity:
         """The identity, with rank 0 for the one process of a plain script, and None for a helper."""
@@ -359,7 +363,10 @@ class Agent:
             self._peers.alarm("oom", self.identity.get("rank"))
 
     @guarded("bye")
-    def _goodbye(self) -> None:
+    def goodbye(self) -> None:
+        """At the end of the interpreter, after everybody else's handlers."""
+        if not self.active:
+            return
         self.exceptions.at_exit()
         if self._sampler is not None:
             self._sampler.stop()
@@ -375,13 +382,12 @@ class Agent:
     def _forked(self) -> None:
         """In a forked child: become dormant again, and share nothing with the parent."""
         self.active = False
-        self.is_helper = True
+        self.is_helper = self._is_forked = True
         self._lock = threading.Lock()
         self._sampler = None
         self._told_rank = None
         self.emitter.after_fork()
         self.exceptions.remove()
-        atexit.unregister(self._goodbye)
         if self._peers is not None:
             self._peers.after_fork()
         if self._term is not None:

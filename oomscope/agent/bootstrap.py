@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -12,6 +13,9 @@ from ..protocol import layout
 from . import elastic, identity
 from .agent import Agent
 from .guard import failed, guarded
+
+#: Exit code of a process that never got to the user's script, as `oomscope run` documents it.
+NOT_STARTED = 125
 
 #: The agent of this process, once torch was imported.
 AGENT: Agent | None = None
@@ -33,10 +37,15 @@ def start(folder: str) -> None:
     if launcher:
         elastic.listen(config["attempt_dir"])
     early = _Early()
+    # Handlers run in reverse order: what the simulated device says at the end comes before the agent's goodbye.
+    atexit.register(early.end)
+    reason = None
     if config.get("device") and not launcher and not identity.is_multiprocessing_child():
-        _start_simulation(config, early)
+        reason = _start_simulation(config, early)
     AGENT = agent = Agent(torch, config, folder)
     early.connect(agent)
+    if reason is not None:
+        _refuse(agent, reason)
     if config.get("plan") and (config["plan"].get("fixes")) and not launcher:
         _apply_plan(config["plan"], agent.emit)
     agent.arm()
@@ -64,6 +73,11 @@ class _Early:
         probe = None if self._agent is None else self._agent.modules
         return () if probe is None else tuple(probe.stack)
 
+    def end(self) -> None:
+        """The process ends."""
+        if self._agent is not None:
+            self._agent.goodbye()
+
     def connect(self, agent: Agent) -> None:
         self._agent = agent
         for record in self._kept:
@@ -76,16 +90,26 @@ def current() -> tuple[int, str]:
     return (0, "other") if AGENT is None else AGENT.progress.current()
 
 
-def _start_simulation(config: dict[str, Any], early: _Early) -> None:
-    simulate = _optional("simulate")
-    begin: Callable[..., None] | None = getattr(simulate, "start", None)
+def _start_simulation(config: dict[str, Any], early: _Early) -> str | None:
+    """Start the simulated device; returns why it could not be, in one sentence, or None."""
+    begin: Callable[..., Any] | None = getattr(_optional("simulate"), "start", None)
     if begin is None:
-        return
+        return "this launch brought no simulated device along"
     try:
         begin({**config, "where": early.where, "modules": early.modules}, early.emit)
-    except Exception:  # noqa: BLE001  # the agent guard: the job then runs without a device and says so itself
+    except Exception as error:  # noqa: BLE001  # the agent guard
         failed("simulate")
         early.emit({"k": "agent_error", "probe": "simulate", "error": _last_error()})
+        return str(error) or type(error).__name__
+    return None
+
+
+def _refuse(agent: Agent, reason: str) -> None:
+    """End a job whose simulated device does not exist: on the real machine it would be another job, or hang."""
+    agent.activate()
+    agent.goodbye()
+    sys.stderr.write(f"oomscope: the simulated device cannot start: {reason}\n")
+    raise SystemExit(NOT_STARTED)
 
 
 @guarded("apply")

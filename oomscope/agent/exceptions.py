@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -99,7 +98,6 @@ class ExceptionProbe:
         self._hook, self._thread_hook = excepthook, thread_excepthook
         sys.excepthook = excepthook
         threading.excepthook = thread_excepthook
-        atexit.register(self.at_exit)
 
     def remove(self) -> None:
         """In a forked child: put the old hooks back unless somebody replaced ours."""
@@ -107,7 +105,6 @@ class ExceptionProbe:
             sys.excepthook = self._previous
         if threading.excepthook is self._thread_hook:
             threading.excepthook = self._previous_thread
-        atexit.unregister(self.at_exit)
 
     @guarded("exceptions")
     def _clean(self, error: BaseException) -> None:

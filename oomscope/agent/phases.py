@@ -118,7 +118,9 @@ class ModuleProbe:
         return before
 
     def _leave_root(self, before: str) -> None:
-        self._progress.enter(before)
+        # What follows the model in training is its loss: that is forward work, until backward begins.
+        if not (before == "other" and self._progress.phase == "forward"):
+            self._progress.enter(before)
 
     def _patch_loader(self, patches: Patches, module: Any) -> None:
         iterator = getattr(module, "_BaseDataLoaderIter", None)

@@ -143,7 +143,7 @@ class StepProbe:
                 return result
             finally:
                 progress.in_backward = 0
-                progress.enter(before)
+                progress.enter("other" if before == "forward" else before)
 
         patches.attribute(autograd, "backward", backward)
 
@@ -181,7 +181,9 @@ class StepProbe:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         progress = self.progress
-        progress.enter(self._before_optimizer if self._before_optimizer != "optimizer" else "other")
+        progress.enter(
+            "other" if self._before_optimizer in ("forward", "optimizer") else self._before_optimizer
+        )
         if "steps" in OFF:
             return
         try:

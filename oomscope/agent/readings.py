@@ -212,8 +212,8 @@ class DeviceMemory:
         stats = self.peaks.now(device)
         peaks = self.peaks.peek(device, stats)
         reading = _flat(stats)
-        reading["peak_allocated_bytes"] = peaks.get("allocated_bytes.all")
-        reading["peak_reserved_bytes"] = peaks.get("reserved_bytes.all")
+        reading["peak_allocated_bytes"] = peaks.get("allocated_bytes.all", 0)
+        reading["peak_reserved_bytes"] = peaks.get("reserved_bytes.all", 0)
         return reading
 
     def split(self) -> int | None:

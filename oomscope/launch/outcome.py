@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal as signals
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from oomscope.live.state import RankState
-from oomscope.store.tail import read_attempt
+from oomscope.protocol import layout
+from oomscope.store.tail import read_attempt, read_records
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def read_outcome(
     """
     states, losses = _states(attempt_dir)
     ranks = [_rank_result(state, losses[state.file]) for state in states]
-    first = first_failing(states)
+    first = first_failing(states, exit_codes(attempt_dir)) if exit_code != 0 else None
     died_of_oom = exit_code != 0 and any(_is_fatal_oom(state) for state in states)
     return JobResult(
         exit_code=128 - exit_code if exit_code < 0 else exit_code,
@@ -101,18 +104,48 @@ def read_outcome(
     )
 
 
-def first_failing(states: Iterable[RankState]) -> RankState | None:
+def first_failing(states: Iterable[RankState], codes: Mapping[int, int] | None = None) -> RankState | None:
     """The rank whose trouble began first, by our own clock.
 
-    torchrun names the smallest time in whole seconds and often blames a victim: a rank that lost its peer. So an
-    out-of-memory error comes before any other exception of the same moment, and a lost connection is never the cause
-    while somebody else failed otherwise.
+    torchrun names the smallest time in whole seconds and often blames a victim: a rank that lost its peer. So a lost
+    connection is never the cause while somebody else failed otherwise, and a rank that vanished without a word (killed by
+    the system for host memory, say) is the cause when all others are victims.
+
+    Args:
+        states: the ranks at the end.
+        codes: rank -> exit code, where the launcher told them.
     """
-    failed = [state for state in states if _failure_time(state) is not None]
-    if not failed:
-        return None
-    causes = [state for state in failed if not is_victim(state)] or failed
-    return min(causes, key=lambda state: (_failure_time(state) or 0, state.rank or 0))
+    states = list(states)
+    causes = [state for state in states if _failure_time(state) is not None and not is_victim(state)]
+    if causes:
+        return min(causes, key=lambda state: (_failure_time(state) or 0, state.rank or 0))
+    vanished = [state for state in states if state.state == "lost"]
+    if codes:
+        vanished = [
+            state for state in vanished if codes.get(state.rank or 0) not in (0, -signals.SIGTERM)
+        ] or vanished
+    if vanished:
+        return min(vanished, key=lambda state: (state.last_t, state.rank or 0))
+    victims = [state for state in states if _failure_time(state) is not None]
+    return min(victims, key=lambda state: (_failure_time(state) or 0, state.rank or 0), default=None)
+
+
+def exit_codes(attempt_dir: Path) -> dict[int, int]:
+    """Rank -> exit code as torchrun told it (elastic.jsonl), negative for a signal; {} for other launchers."""
+    codes: dict[int, int] = {}
+    for record in read_records(attempt_dir / layout.ELASTIC_FILE):
+        event = record.get("event")
+        metadata = event.get("metadata") if isinstance(event, Mapping) else None
+        if not isinstance(metadata, Mapping) or not isinstance(metadata.get("global_rank"), int):
+            continue
+        try:
+            details = json.loads(str(metadata.get("metadata")))
+            code = details["exit_code"][0]
+        except (ValueError, KeyError, IndexError, TypeError):
+            continue
+        if isinstance(code, int):
+            codes[metadata["global_rank"]] = code
+    return codes
 
 
 #: Texts of errors that a rank gets because another one is gone. Source: gloo, NCCL and c10d messages.

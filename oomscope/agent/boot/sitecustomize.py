@@ -63,6 +63,9 @@ def _oomscope_wait_for_torch(here, sys):
             module.__spec__.loader = module.__loader__ = self.inner
             self.inner.exec_module(module)
             try:
+                # torch is complete. Say so: a thread of the autograd engine that imports it would otherwise wait for this
+                # thread, which may be waiting for that thread.
+                module.__spec__._initializing = False
                 bundle()["start"](here)
             except Exception:
                 import os
