@@ -20,9 +20,11 @@ from oomscope.core.allocator.reservations import Reservations, Span
 #: Names of what stays open; see `describe_ambiguity`.
 UNKNOWN_TAIL = "unknown-tail"
 OVERLAP = "overlap"
+UNKNOWN_ORDER = "unknown-order"
 
 _WORDS = {
     UNKNOWN_TAIL: "blocks older than the history whose size is known only to within 1 MiB",
+    UNKNOWN_ORDER: "free blocks older than the history, whose order of creation decides between equal sizes",
     OVERLAP: "blocks older than the history that overlap",
 }
 
@@ -70,32 +72,30 @@ class InitialAllocator:
             self._emit(allocator, owner, address, address + segment.size, None, None)
             allocator.reserved_bytes += segment.size
         for span in self.reservations.spans:
-            mapped = self.state.mapped.within(span.start, span.end)
-            if mapped:
-                self._fill_span(allocator, span, mapped)
+            self._fill_span(allocator, span)
         missing = len(self._live) - self._placed
         if missing:
             self.state.problems["live blocks lie outside all segments"] += missing
         allocator.reset_peaks()
 
-    def _fill_span(self, allocator: CachingAllocator, span: Span, mapped: list[tuple[int, int]]) -> None:
-        granule = SMALL_BUFFER if span.small else self.config.large_segment_size
+    def _fill_span(self, allocator: CachingAllocator, span: Span) -> None:
+        granule = SMALL_BUFFER if span.kind.small else self.config.large_segment_size
         total = allocator.driver.total_bytes + allocator.driver.total_bytes // 8
         size = (total + granule - 1) // granule * granule
-        reservation = Reservation(span.start, size, granule)
+        reservation = Reservation(span.base, size, granule)
         allocator.reservations.append(reservation)
-        self._on_reserve(span.start, size)
-        owner = allocator.pool(span.pool).free_list(span.small, span.stream)
+        self._on_reserve(span.base, size)
+        owner = allocator.pool(span.kind.pool).free_list(span.kind.small, span.kind.stream)
         last: Block | None = None
-        position = span.start
-        for start, end in mapped:
+        position = span.base
+        for start, end in span.mapped:
             if start > position:
                 last = self._emit_unmapped(allocator, owner, position, start, reservation, last)
             last = self._emit(allocator, owner, start, end, reservation, last)
             allocator.reserved_bytes += end - start
             position = end
-        if position < span.start + size:
-            self._emit_unmapped(allocator, owner, position, span.start + size, reservation, last)
+        if position < span.base + size:
+            self._emit_unmapped(allocator, owner, position, span.base + size, reservation, last)
 
     def _emit_unmapped(
         self,
@@ -130,6 +130,8 @@ class InitialAllocator:
             last = block
             if live is None:
                 allocator._insert(block)
+                if self.config.tiebreak != "address":
+                    self.ambiguities[UNKNOWN_ORDER] += 1
                 continue
             block.requested = live.requested
             block.pending = live.pending

@@ -78,11 +78,6 @@ class Intervals:
         self.starts: list[int] = []
         self.ends: list[int] = []
 
-    def copy(self) -> Intervals:
-        twin = Intervals()
-        twin.starts, twin.ends = self.starts[:], self.ends[:]
-        return twin
-
     def add(self, start: int, end: int) -> None:
         """Add a range; joined with what touches it."""
         left = bisect_left(self.ends, start)
@@ -102,16 +97,6 @@ class Intervals:
         self.starts[index : index + 1] = [part[0] for part in kept]
         self.ends[index : index + 1] = [part[1] for part in kept]
         return True
-
-    def holds(self, address: int) -> bool:
-        """Whether `address` lies in one of the ranges."""
-        index = bisect_right(self.starts, address) - 1
-        return index >= 0 and address < self.ends[index]
-
-    def within(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The ranges that begin in [start, end)."""
-        first, last = bisect_left(self.starts, start), bisect_left(self.starts, end)
-        return list(zip(self.starts[first:last], self.ends[first:last], strict=True))
 
     @property
     def total(self) -> int:

@@ -7,11 +7,10 @@ file.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oomscope.core.allocator.history import OOM, History
+from oomscope.core.allocator.history import History
 from oomscope.core.allocator.initial import InitialAllocator
 from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig, AllocatorOutOfMemory, Block
 from oomscope.core.allocator.model_copy import copy_allocator
@@ -26,6 +25,7 @@ from oomscope.core.allocator.operations import (
     Reading,
     read_operations,
 )
+from oomscope.core.allocator.pools import PoolFinder
 from oomscope.core.allocator.reconstruct import InitialState, reconstruct
 from oomscope.core.allocator.replay_driver import Diverged, RecordedDriver, ReplayedAllocator
 from oomscope.core.allocator.reservations import Reservations
@@ -110,7 +110,8 @@ class Replayer:
         self.state = state or reconstruct(history)
         self.operations = read_operations(history, free_requests_recorded=self.state.free_requests_recorded)
         self.stop = len(history) if stop is None else stop
-        self.reservations = Reservations(history, config)
+        self._pools = PoolFinder(history)
+        self.reservations = Reservations(history, self.state, config, self._pools)
         driver = RecordedDriver(history, self.reservations)
         self.allocator = ReplayedAllocator(config, driver)
         builder = InitialAllocator(
@@ -118,13 +119,12 @@ class Replayer:
             self.state,
             config,
             self.reservations,
-            lambda base, size: driver.reserved.add(base, base + size),
+            driver.reserved.add,
         )
         builder.fill(self.allocator)
         driver.reserved_bytes = self.allocator.reserved_bytes
         self.ambiguities = builder.ambiguities
         self._initial_reserved = self.allocator.reserved_bytes
-        self._pools = _PoolFinder(history)
         self._readings: dict[int, Reading] = {}
         self._capacity_at_oom: int | None = None
 
@@ -336,27 +336,6 @@ class Replayer:
 
 def _state(live: bool, pending: bool) -> str:
     return "pending free" if pending else "allocated" if live else "free"
-
-
-class _PoolFinder:
-    """Pool of each row: recorded (2.12), or that of the final segment around the address."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        private = [each for each in history.segments if each.pool != DEFAULT_POOL]
-        self._starts = [each.address for each in private]
-        self._private = private
-        self.any = bool(private) or (history.pool is not None and set(history.pool) != {DEFAULT_POOL})
-
-    def of_row(self, row: int) -> tuple[int, int]:
-        history = self._history
-        if history.pool is not None:
-            return history.pool[row]
-        index = bisect_right(self._starts, history.address[row]) - 1
-        if index < 0 or history.action[row] == OOM:
-            return DEFAULT_POOL
-        segment = self._private[index]
-        return segment.pool if history.address[row] < segment.address + segment.size else DEFAULT_POOL
 
 
 def replay(history: History, config: AllocatorConfig, *, stop: int | None = None) -> Replay:

@@ -19,8 +19,7 @@ from oomscope.core.allocator.history import (
 from oomscope.core.allocator.model import CachingAllocator, VirtualDriver
 from oomscope.core.allocator.model_blocks import FreeList, Pool
 from oomscope.core.allocator.model_config import AllocatorConfig
-from oomscope.core.allocator.reconstruct import Intervals
-from oomscope.core.allocator.reservations import Reservations
+from oomscope.core.allocator.reservations import AddressSpace, Reservations
 
 #: Where a reservation is put that no row ever shows.
 _NOWHERE = 0xA00000000000
@@ -52,7 +51,7 @@ class RecordedDriver(VirtualDriver):
         self.refused_at: int | None = None
         """Least that was reserved or asked for when the driver refused: an upper bound of the capacity."""
         self.reserved_bytes = 0
-        self.reserved = Intervals()
+        self.reserved = AddressSpace()
         """Address space of the reservations that exist."""
         self._nowhere = _NOWHERE
 
@@ -118,15 +117,15 @@ class RecordedDriver(VirtualDriver):
         """The place of the next reservation of this kind that appears; a made-up one when none does."""
         assert owner is not None
         first = self.expected[self.position] if self.position < len(self.expected) else self.row
-        place = self.reservations.next_place(first, owner.stream, owner.small, self.reserved)
+        place = self.reservations.next_place(first, owner.stream, owner.small, owner.pool.id, self.reserved)
         if place is None:
             self._nowhere += 2 * size
             place = self._nowhere
-        self.reserved.add(place, place + size)
+        self.reserved.add(place, size)
         return place
 
     def release(self, address: int, size: int) -> None:
-        self.reserved.remove(address, address + size)
+        self.reserved.remove(address)
 
     def map(self, address: int, size: int) -> int | None:
         if self._next == SEGMENT_MAP:

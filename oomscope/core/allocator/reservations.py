@@ -1,151 +1,208 @@
-"""Which address ranges of a history belong to one expandable segment.
+"""The expandable segments of a history: which ranges belong to one reservation of address space.
 
-A reservation of address space leaves no row. It shows in the ranges that are mapped and unmapped in it,
-which share the stream, the pool and the size class.
+A reservation leaves no row. It shows in the ranges that are mapped into it, which share the stream, the
+pool and the size class. Address space is reused: what lies at an address can change during a history.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
 
 from oomscope.core.allocator.history import (
     ALLOC,
+    FREE_COMPLETED,
     OOM,
     SEGMENT_MAP,
-    SEGMENT_UNMAP,
     History,
     PoolId,
 )
 from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig
 from oomscope.core.allocator.model_config import SMALL_SIZE
 from oomscope.core.allocator.model_driver import UNLIMITED_TOTAL
-from oomscope.core.allocator.reconstruct import Intervals
+from oomscope.core.allocator.pools import PoolFinder
+from oomscope.core.allocator.reconstruct import InitialState
+
+#: Address space for the largest card that is assumed when the rows do not show how much it is.
+WIDEST = UNLIMITED_TOTAL + UNLIMITED_TOTAL // 8
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A range that was mapped at some time, and what is known of it."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the ranges of one reservation have in common."""
 
-    start: int
-    end: int
-    stream: int
-    small: bool | None
-    pool: PoolId | None
-    unit: int
-    """Size of the row; a multiple of the granule."""
-
-
-@dataclass(slots=True)
-class Span:
-    """The part of one reservation that ever had memory."""
-
-    start: int
-    end: int
     stream: int
     small: bool
     pool: PoolId
 
 
-class Reservations:
-    """All reservations of a history, by address."""
+@dataclass(slots=True)
+class Span:
+    """A reservation that exists before the first row, with its mapped ranges."""
 
-    def __init__(self, history: History, config: AllocatorConfig) -> None:
+    base: int
+    kind: Kind
+    mapped: list[tuple[int, int]] = field(default_factory=list)
+
+
+class AddressSpace:
+    """The reservations that exist at one moment. They do not overlap, so the nearest base below decides."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def add(self, base: int, size: int) -> None:
+        insort(self._bases, base)
+        self._sizes[base] = size
+
+    def remove(self, base: int) -> None:
+        del self._bases[bisect_left(self._bases, base)]
+        del self._sizes[base]
+
+    def holds(self, address: int) -> bool:
+        """Whether `address` lies in a reservation."""
+        index = bisect_right(self._bases, address) - 1
+        return index >= 0 and address < self._bases[index] + self._sizes[self._bases[index]]
+
+    def copy(self) -> AddressSpace:
+        twin = AddressSpace()
+        twin._bases, twin._sizes = self._bases[:], dict(self._sizes)
+        return twin
+
+
+class Reservations:
+    """The reservations before the first row, and where later ones appear."""
+
+    def __init__(
+        self, history: History, state: InitialState, config: AllocatorConfig, pools: PoolFinder
+    ) -> None:
         self._history = history
         self._maps = [row for row, code in enumerate(history.action) if code == SEGMENT_MAP]
-        widest = UNLIMITED_TOTAL + UNLIMITED_TOTAL // 8
-        self.spans = _join(_islands(_pieces(history, config, self._maps)), config, widest)
-        self._starts = [span.start for span in self.spans]
-        gaps = [right - left for left, right in zip(self._starts, self._starts[1:], strict=False)]
-        # All reservations have about the same size, 1.125 times the card's memory, and do not overlap.
-        self.total_bytes = (min([widest, *gaps]) - 2 * config.large_segment_size) * 8 // 9
+        self._kinds = {row: _kind_of_map(history, row, config, pools) for row in self._maps}
+        initial = _initial_ranges(history, state, config, pools)
+        self._size = _address_space(history, self._kinds, initial)
+        self.spans = self._join(initial)
+        self.total_bytes = (self._size - 2 * config.large_segment_size) * 8 // 9
 
-    def span_at(self, address: int) -> Span | None:
-        """The reservation that `address` lies in, if it ever had memory there."""
-        index = bisect_right(self._starts, address) - 1
-        if index < 0 or address >= self.spans[index].end:
-            return None
-        return self.spans[index]
-
-    def next_place(self, row: int, stream: int, small: bool, reserved: Intervals) -> int | None:
-        """Where the next reservation of this kind appears, from `row` on; None when none does."""
+    def next_place(
+        self, row: int, stream: int, small: bool, pool: PoolId, existing: AddressSpace
+    ) -> int | None:
+        """Where the next new reservation of this kind appears, from `row` on; None when none does."""
+        wanted = Kind(stream, small, pool)
         for later in self._maps[bisect_left(self._maps, row) :]:
             address = self._history.address[later]
-            if not reserved.holds(address):
-                span = self.span_at(address)
-                if span is not None and (span.stream, span.small) == (stream, small):
-                    return address
+            if self._kinds[later] == wanted and not existing.holds(address):
+                return address
         return None
 
+    def _join(self, ranges: list[tuple[int, int, Kind]]) -> list[Span]:
+        """Neighbouring ranges of one kind within the size of a reservation belong together."""
+        spans: list[Span] = []
+        for start, end, kind in ranges:
+            last = spans[-1] if spans else None
+            if last is None or last.kind != kind or end > last.base + self._size:
+                last = Span(start, kind)
+                spans.append(last)
+            last.mapped.append((start, end))
+        floor = 0
+        for span in spans:
+            span.base = self._lowest(span, floor)
+            floor = span.mapped[-1][1]
+        return spans
 
-def _pieces(history: History, config: AllocatorConfig, maps: list[int]) -> list[_Piece]:
-    pieces = [
-        _Piece(each.address, each.address + each.size, each.stream, each.small, each.pool, each.size)
-        for each in history.segments
-        if each.expandable
-    ]
-    sizes = _size_classes(history, config, maps)
-    for row, code in enumerate(history.action):
-        if code in (SEGMENT_MAP, SEGMENT_UNMAP):
-            start, size = history.address[row], history.size[row]
-            pool = history.pool[row] if history.pool is not None else None
-            pieces.append(_Piece(start, start + size, history.stream[row], sizes.get(row), pool, size))
-    return pieces
+    def _lowest(self, span: Span, floor: int) -> int:
+        """A reservation may begin lower, with a part that has no memory yet; a later map row shows it.
+
+        Free address space in an existing reservation always comes before a new one.
+        """
+        end = span.mapped[-1][1]
+        lower = [
+            self._history.address[row]
+            for row in self._maps
+            if self._kinds[row] == span.kind
+            and max(floor, end - self._size) <= self._history.address[row] < span.base
+        ]
+        return min([span.base, *lower])
 
 
-def _size_classes(history: History, config: AllocatorConfig, maps: list[int]) -> dict[int, bool]:
-    """Map row -> small pool or not, from the allocation that it was made for."""
+def _kind_of_map(history: History, row: int, config: AllocatorConfig, pools: PoolFinder) -> Kind:
+    """The kind of a mapped range, from the allocation that it was made for."""
     action = history.action
-    classes: dict[int, bool] = {}
-    for row in maps:
-        end = row
-        while end < len(action) and action[end] not in (ALLOC, OOM):
-            end += 1
-        if end < len(action):
-            size = history.size[end]
-            rounded = size if action[end] == OOM else config.round_size(max(size, 1))
-            classes[row] = rounded <= SMALL_SIZE
-    return classes
+    end = row
+    while end < len(action) and action[end] not in (ALLOC, OOM):
+        end += 1
+    small = history.size[row] < config.large_segment_size
+    if end < len(action):
+        size = history.size[end]
+        small = (size if action[end] == OOM else config.round_size(max(size, 1))) <= SMALL_SIZE
+    return Kind(history.stream[row], small, pools.of_row(row))
 
 
-def _islands(pieces: list[_Piece]) -> list[list[_Piece]]:
-    """Pieces that overlap or touch, of one stream and not of contradicting kinds."""
-    islands: list[list[_Piece]] = []
-    end = -1
-    for piece in sorted(pieces, key=lambda piece: (piece.start, piece.end)):
-        if islands and piece.start <= end and _fits(islands[-1], piece):
-            islands[-1].append(piece)
-            end = max(end, piece.end)
-        else:
-            islands.append([piece])
-            end = piece.end
-    return islands
+def _initial_ranges(
+    history: History, state: InitialState, config: AllocatorConfig, pools: PoolFinder
+) -> list[tuple[int, int, Kind]]:
+    """The ranges mapped before the first row, with the kind that blocks and rows in them show."""
+    ranges = list(zip(state.mapped.starts, state.mapped.ends, strict=True))
+    if not ranges:
+        return []
+    starts = state.mapped.starts
+    streams: dict[int, int] = {}
+    found: dict[int, PoolId] = {}
+    smalls: dict[int, bool] = {}
+    rows = zip(history.action, history.address, history.size, history.stream, strict=True)
+    for row, (action, address, size, stream) in enumerate(rows):
+        index = bisect_right(starts, address) - 1
+        if action == OOM or index < 0 or address >= ranges[index][1]:
+            continue
+        if index not in streams:
+            streams[index] = stream
+            if history.pool is not None:
+                found[index] = history.pool[row]
+        if action <= FREE_COMPLETED and index not in smalls:
+            smalls[index] = config.round_size(max(size, 1)) <= SMALL_SIZE
+        if len(smalls) == len(ranges):
+            break
+    for address, block in state.live.items():
+        index = bisect_right(starts, address) - 1
+        if index >= 0 and address < ranges[index][1]:
+            smalls[index] = config.round_size(max(block.requested, 1)) <= SMALL_SIZE
+    for final in history.segments:
+        index = bisect_right(starts, final.address) - 1
+        if final.expandable and index >= 0 and final.address < ranges[index][1]:
+            streams.setdefault(index, final.stream)
+            found.setdefault(index, final.pool)
+            smalls.setdefault(index, final.small)
+    return [
+        (
+            start,
+            end,
+            Kind(
+                streams.get(index, 0),
+                smalls.get(index, (end - start) % config.large_segment_size != 0),
+                found.get(index, DEFAULT_POOL),
+            ),
+        )
+        for index, (start, end) in enumerate(ranges)
+    ]
 
 
-def _fits(pieces: list[_Piece], piece: _Piece) -> bool:
-    return piece.stream == pieces[0].stream and all(
-        (piece.small is None or other.small is None or piece.small == other.small)
-        and (piece.pool is None or other.pool is None or piece.pool == other.pool)
-        for other in pieces
-    )
+def _address_space(history: History, kinds: dict[int, Kind], initial: list[tuple[int, int, Kind]]) -> int:
+    """Bytes of one reservation, as far as the rows show: at most the distance to the next one of another kind.
 
-
-def _join(islands: list[list[_Piece]], config: AllocatorConfig, window: int) -> list[Span]:
-    """Neighbouring islands of one kind within `window` bytes are one reservation."""
-    spans: list[Span] = []
-    for island in islands:
-        known = [piece.small for piece in island if piece.small is not None]
-        small = known[0] if known else any(piece.unit % config.large_segment_size for piece in island)
-        pools = [piece.pool for piece in island if piece.pool is not None]
-        pool = pools[0] if pools else DEFAULT_POOL
-        start, end = island[0].start, max(piece.end for piece in island)
-        last = spans[-1] if spans else None
-        if (
-            last is not None
-            and (last.stream, last.small, last.pool) == (island[0].stream, small, pool)
-            and end <= last.start + window
-        ):
-            last.end = end
-        else:
-            spans.append(Span(start, end, island[0].stream, small, pool))
-    return spans
+    All reservations have about the same size, 1.125 times the card's memory.
+    """
+    pieces = list(initial)
+    for row, kind in kinds.items():
+        start = history.address[row]
+        pieces.append((start, start + history.size[row], kind))
+    extent, gap = 0, WIDEST
+    run_start, run_kind = 0, None
+    for start, end, kind in sorted(pieces, key=lambda piece: piece[:2]):
+        if kind != run_kind:
+            if run_kind is not None and start > run_start:
+                gap = min(gap, start - run_start)
+            run_start, run_kind = start, kind
+        elif end - run_start <= WIDEST:
+            extent = max(extent, end - run_start)
+    return max(gap, extent)
