@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 import torch
 
@@ -62,7 +62,7 @@ class History:
             compile_context="N/A",
             user_metadata="",
             pool_id=(0, 0),
-            frames=self.stacks.frames(row.context),
+            frames=self.stacks.frames(cast("Stack | None", row.context)),
         )
         return out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from types import CodeType, FrameType
 from typing import Any
 
@@ -66,10 +65,11 @@ class StackTable:
 
 def _line(code: CodeType, instruction: int) -> int:
     """Line number of an instruction offset."""
-    if sys.version_info >= (3, 10):
-        for start, end, line in code.co_lines():
+    lines = getattr(code, "co_lines", None)
+    if lines is not None:  # Python 3.10 and later
+        for start, end, line in lines():
             if start <= instruction < end and line is not None:
-                return line
+                return int(line)
         return code.co_firstlineno
     import dis
 

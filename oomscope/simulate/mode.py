@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import accumulate
 from .device import Device
+from .infer import Inference
 from .ops import attention, native, shapes, transfers, workspaces  # noqa: F401  # they register kernels
 from .ops.registry import Info
 from .tracker import Tracker
@@ -54,7 +55,7 @@ class UnsupportedOperation(NotImplementedError):
     """The script needs an operation whose output shape nobody has told torch."""
 
 
-class SimulatedMode(TorchDispatchMode):
+class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     """Simulates the operations of the threads in which it is active."""
 
     supports_higher_order_operators = True
@@ -66,6 +67,8 @@ class SimulatedMode(TorchDispatchMode):
         self.values = Values()
         _never_touch_a_driver()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake.cache_enabled = False  # ours is cheaper
+        self._inference = Inference(self.fake)
         self.host_limit = 64 << 20
         """Bytes up to which a copy of unknown values to the host is a real tensor."""
         self.operations = 0
@@ -174,7 +177,7 @@ class SimulatedMode(TorchDispatchMode):
             UnsupportedOperation: torch knows no fake kernel for it.
         """
         try:
-            out = self.fake.dispatch(func, (), args, kwargs)
+            out = self._inference(self._infos.get(func) or self._learn(func), func, args, kwargs)
         except (
             fake_tensor.UnsupportedOperatorException,
             fake_tensor.DynamicOutputShapeException,

@@ -43,8 +43,8 @@ def fits(tensor: Tensor) -> bool:
         return True
     dtype = tensor.dtype
     if dtype.is_floating_point or dtype.is_complex:
-        return tensor.numel() <= _FLOAT_ELEMENTS
-    return tensor.numel() * tensor.element_size() <= _INTEGER_BYTES
+        return bool(tensor.numel() <= _FLOAT_ELEMENTS)
+    return bool(tensor.numel() * tensor.element_size() <= _INTEGER_BYTES)
 
 
 def assumed_scalar(dtype: Any) -> Any:

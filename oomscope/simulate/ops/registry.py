@@ -50,8 +50,11 @@ class Info:
     """What the dispatch mode wants to know about one operation, worked out once."""
 
     __slots__ = (
+        "has_tensors",
+        "is_cachable",
         "is_composite",
         "is_plain",
+        "is_pure_view",
         "is_random",
         "is_uninitialized",
         "is_view",
@@ -69,6 +72,7 @@ class Info:
         self.workspace: Workspace | None = None
         self.written: list[tuple[int, str]] = []
         self.is_random = self.is_view = self.is_composite = self.is_uninitialized = self.keeps_values = False
+        self.is_pure_view = self.is_cachable = self.has_tensors = False
         if not self.is_plain:
             return
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -91,8 +95,48 @@ class Info:
                 self.kernel, self.on_host = _kernels[each]
                 break
         self.workspace = _workspaces.get(f"{name}.{overload}", _workspaces.get(name))
+        self.has_tensors = any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+        # Functions of one tensor that only give another shape to its memory.
+        self.is_pure_view = name in _PURE_VIEWS
+        self.is_cachable = (
+            name.startswith("aten::")
+            and not self.is_view
+            and not any(tag in func.tags for tag in _NEVER_CACHED)
+            and name not in _CHANGES_SHAPE
+        )
 
 
+_NEVER_CACHED = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_CHANGES_SHAPE = {
+    "aten::resize_",
+    "aten::resize_as_",
+    "aten::set_",
+    "aten::_unsafe_view",
+    "aten::lift_fresh",
+    "aten::lift",
+}
+_PURE_VIEWS = {
+    f"aten::{name}"
+    for name in (
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "expand",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unfold",
+        "unsqueeze",
+        "view",
+    )
+}
 _UNINITIALIZED = {
     "aten::empty",
     "aten::empty_strided",

@@ -21,7 +21,7 @@ def _count(mode: Any, mask: Any, operation: str) -> int:
         return int(torch.count_nonzero(value))
     mode.values.assume(operation)
     share = mode.values.density(mask)
-    return math.ceil(mask.numel() * (1.0 if share is None else share))
+    return math.ceil(float(mask.numel()) * (1.0 if share is None else share))
 
 
 def _empty(mode: Any, like: Any, size: tuple[int, ...], dtype: Any) -> Any:

@@ -31,7 +31,8 @@ def _parameter_becomes(parameter: Any, source: Any) -> None:
         else torch.nn.Parameter(source, parameter.requires_grad)
     )
     gradient, parameter.grad = parameter.grad, None
-    slots = set(copyreg._slotnames(parameter.__class__)) | set(copyreg._slotnames(new.__class__))
+    names = copyreg._slotnames  # type: ignore[attr-defined]  # not in the stubs
+    slots = set(names(parameter.__class__)) | set(names(new.__class__))
     values = [(name, getattr(parameter, name, _missing), getattr(new, name, _missing)) for name in slots]
     _swap(parameter, new)
     for name, old_value, new_value in values:
