@@ -1,6 +1,7 @@
 """The agent of one process: dormant at first, active once the process turns out to be a rank.
 
-A dormant agent owns no file, no thread and no socket: DataLoader workers, launchers and compile workers stay as they were.
+A dormant agent owns no file, no thread and no socket: DataLoader workers, launchers and compile workers stay
+as they were.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from .recorder import Recorder
 from .sampler import Sampler
 from .termination import StackOnTerm
 from .writer import Emitter
-
 
 #: Ranks below this number write a snapshot when another rank ran out of memory.
 MAX_PEER_SNAPSHOTS = 8
@@ -91,7 +91,10 @@ class Agent:
 
     @property
     def is_detailed(self) -> bool:
-        """Whether phases and modules are tracked: on a simulated device, in predictions, and when asked for."""
+        """Whether phases and modules are tracked.
+
+        On a simulated device, in predictions, and when asked for.
+        """
         return bool(self.config.get("detail") or self.is_simulated or self.config.get("role") == "prediction")
 
     # -- dormant
@@ -340,7 +343,10 @@ class Agent:
     # -- the end
 
     def _peer_snapshot(self, reason: str) -> str | None:
-        """A snapshot of this rank when another one asked; of the first ranks only, because each may be large."""
+        """A snapshot of this rank when another one asked.
+
+        Of the first ranks only, because each may be large.
+        """
         rank = self.identity.get("rank")
         if not self.device.is_used or rank is None or rank >= MAX_PEER_SNAPSHOTS:
             return None

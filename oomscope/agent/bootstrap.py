@@ -37,7 +37,8 @@ def start(folder: str) -> None:
     if launcher:
         elastic.listen(config["attempt_dir"])
     early = _Early()
-    # Handlers run in reverse order: what the simulated device says at the end comes before the agent's goodbye.
+    # Handlers run in reverse order: what the simulated device says at the end comes before the agent's
+    # goodbye.
     atexit.register(early.end)
     reason = None
     if config.get("device") and not launcher and not identity.is_multiprocessing_child():
@@ -105,7 +106,10 @@ def _start_simulation(config: dict[str, Any], early: _Early) -> str | None:
 
 
 def _refuse(agent: Agent, reason: str) -> None:
-    """End a job whose simulated device does not exist: on the real machine it would be another job, or hang."""
+    """End a job whose simulated device does not exist.
+
+    On the real machine it would be another job, or hang.
+    """
     agent.activate()
     agent.goodbye()
     sys.stderr.write(f"oomscope: the simulated device cannot start: {reason}\n")

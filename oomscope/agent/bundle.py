@@ -1,9 +1,10 @@
 """The job's side of oomscope as one self-contained source text.
 
-The job may run in another environment than oomscope, and a running job must not notice an upgrade: so the launcher writes
-this text into the attempt's boot/ folder, from where `sitecustomize.py` loads it. The text holds the sources of the modules
-and an importer that serves them from memory as the package `_oomscope_job`; tracebacks show their lines as usual.
-This module runs in oomscope's own interpreter; it is not part of the text.
+The job may run in another environment than oomscope, and a running job must not notice an upgrade: so the
+launcher writes this text into the attempt's boot/ folder, from where `sitecustomize.py` loads it. The text
+holds the sources of the modules and an importer that serves them from memory as the package `_oomscope_job`;
+tracebacks show their lines as usual. This module runs in oomscope's own interpreter; it is not part of the
+text.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MODULES = {{}}
 class Importer:
     """Finds and loads the modules of PACKAGE in MODULES: name -> (is package, source)."""
 
+    serves = PACKAGE
+
     def __init__(self, folder):
         self.folder = folder
 
@@ -53,7 +56,8 @@ class Importer:
 
     def exec_module(self, module):
         name = module.__spec__.name
-        exec(compile(self.get_source(name), self.get_filename(name), "exec", dont_inherit=True), module.__dict__)
+        code = compile(self.get_source(name), self.get_filename(name), "exec", dont_inherit=True)
+        exec(code, module.__dict__)
 
     def get_filename(self, name):
         is_package, _ = MODULES[name]
@@ -68,7 +72,7 @@ class Importer:
 
 def install():
     """Make `import {package}` work in this process; safe to call twice."""
-    if not any(type(finder).__name__ == "Importer" and finder.__module__ == __name__ for finder in sys.meta_path):
+    if not any(getattr(finder, "serves", None) == PACKAGE for finder in sys.meta_path):
         sys.meta_path.append(Importer(__file__.rpartition("/")[0]))
 
 

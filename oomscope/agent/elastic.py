@@ -1,7 +1,9 @@
-"""What torchrun itself knows, heard in its own process: which worker started with which pid, and how each ended.
+"""What torchrun itself knows, heard in its own process.
 
-torchrun reports structured events to a logger named after `--event-log-handler` (default "null"): a handler on that logger is
-all it takes, and no private interface.
+Which worker started with which pid, and how each ended.
+
+torchrun reports structured events to a logger named after `--event-log-handler` (default "null"): a handler
+on that logger is all it takes, and no private interface.
 """
 
 from __future__ import annotations

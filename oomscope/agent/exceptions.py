@@ -1,4 +1,7 @@
-"""The exception that ends the process, recorded by whichever hook sees it first; the job's own output stays as it was."""
+"""The exception that ends the process, recorded by whichever hook sees it first.
+
+The job's own output stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any, Callable
 from .guard import guarded
 from .recorder import MAX_FRAMES, Frame
 
-#: Texts of device and host memory errors that are no `torch.OutOfMemoryError`. Source: CUDA, cuBLAS and libc messages.
+#: Texts of device and host memory errors that are no `torch.OutOfMemoryError`. Source: CUDA, cuBLAS and libc
+#: messages.
 _OOM_TEXTS = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -57,7 +61,9 @@ def _clean_chain(error: BaseException, own: str) -> None:
 
 
 class ExceptionProbe:
-    """Hooks sys.excepthook, threading.excepthook and, at exit, sys.last_value (a script may replace the hooks).
+    """Hooks sys.excepthook, threading.excepthook and, at exit.
+
+    Sys.last_value (a script may replace the hooks).
 
     Args:
         emit: takes the record.
@@ -149,7 +155,9 @@ def _frames(trace: TracebackType | None) -> list[Frame]:
 
 
 def write_torchelastic_error(record: dict[str, Any]) -> None:
-    """Give torchrun the root cause: without a decorator in the script it only says "To enable traceback see…".
+    """Give torchrun the root cause.
+
+    Without a decorator in the script it only says "To enable traceback see…".
 
     Format: torch.distributed.elastic.multiprocessing.errors.ErrorHandler.record_exception.
     """

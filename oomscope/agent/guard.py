@@ -1,4 +1,7 @@
-"""The rule that the agent never harms the job: an error of ours is recorded once, and that probe is off afterwards."""
+"""The rule that the agent never harms the job.
+
+An error of ours is recorded once, and that probe is off afterwards.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def failed(probe: str) -> None:
 
 
 def guarded(probe: str, default: Any = None) -> Callable[[_Call], _Call]:
-    """Decorator: run the function unless `probe` is off; an `Exception` inside it returns `default` and turns it off.
+    """Decorator: run the function unless `probe` is off.
+
+    An `Exception` inside it returns `default` and turns it off.
 
     `BaseException`s that are no `Exception` (the requested end of the job, Ctrl-C) pass through.
     """

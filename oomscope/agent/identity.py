@@ -1,7 +1,8 @@
 """Which process this is: a rank, a helper of one, or a launcher.
 
-Environment variables alone prove nothing (Kubeflow gives torchrun itself a RANK; DataLoader workers inherit their rank's), so
-they are combined with how the process was started and with a mark that a rank leaves for its children.
+Environment variables alone prove nothing (Kubeflow gives torchrun itself a RANK; DataLoader workers inherit
+their rank's), so they are combined with how the process was started and with a mark that a rank leaves for
+its children.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _LAUNCHER_MODULES = (
 
 
 def original_argv() -> list[str]:
-    """The command line as the system saw it; multiprocessing's spawn replaces sys.argv before torch is imported."""
+    """The command line as the system saw it.
+
+    Multiprocessing's spawn replaces sys.argv before torch is imported.
+    """
     argv = getattr(sys, "orig_argv", None)
     if argv:
         return list(argv)
@@ -49,7 +53,10 @@ def original_argv() -> list[str]:
 
 
 def is_multiprocessing_child() -> bool:
-    """Started by multiprocessing's spawn or forkserver: a DataLoader worker, a resource tracker, or an mp.spawn rank."""
+    """Started by multiprocessing's spawn or forkserver.
+
+    A DataLoader worker, a resource tracker, or an mp.spawn rank.
+    """
     return any(
         part == "--multiprocessing-fork"
         or "multiprocessing.forkserver" in part
@@ -59,9 +66,12 @@ def is_multiprocessing_child() -> bool:
 
 
 def is_launcher() -> bool:
-    """A process that only starts ranks: torchrun, accelerate launch and their like, or a torch.compile worker."""
+    """A process that only starts ranks.
+
+    Torchrun, accelerate launch and their like, or a torch.compile worker.
+    """
     argv = original_argv()
-    for before, part in zip([""] + argv, argv):
+    for before, part in zip(["", *argv], argv):
         if before == "-m" and part.startswith(_LAUNCHER_MODULES):
             return True
         if part.endswith(("compile_worker/__main__.py", "torch._inductor.compile_worker")):
@@ -71,7 +81,10 @@ def is_launcher() -> bool:
 
 
 def read_identity() -> Identity:
-    """What the environment says, in the order torchrun, MPI, Slurm; read late, because Ray sets it at run time."""
+    """What the environment says, in the order torchrun, MPI, Slurm.
+
+    Read late, because Ray sets it at run time.
+    """
     rank = _number("RANK")
     local, world = _number("LOCAL_RANK"), _number("WORLD_SIZE")
     if rank is None and _number("OMPI_COMM_WORLD_RANK") is not None:
@@ -79,7 +92,8 @@ def read_identity() -> Identity:
         world = _number("OMPI_COMM_WORLD_SIZE")
     if rank is None and _number("PMI_RANK") is not None:
         rank, world = _number("PMI_RANK"), _number("PMI_SIZE")
-    # The batch step has SLURM_PROCID=0 although it is no task: only a step has an id, and only several tasks are ranks.
+    # The batch step has SLURM_PROCID=0 although it is no task: only a step has an id, and only several tasks
+    # are ranks.
     if rank is None and (_number("SLURM_NTASKS") or 0) > 1 and os.environ.get("SLURM_STEP_ID"):
         rank, local, world = _number("SLURM_PROCID"), _number("SLURM_LOCALID"), _number("SLURM_NTASKS")
     return {
@@ -101,7 +115,10 @@ def owner_mark(identity: Identity) -> str:
 
 
 def is_helper(identity: Identity) -> bool:
-    """Whether a rank with this very identity is among our ancestors: then this is a worker or a subprocess of it."""
+    """Whether a rank with this very identity is among our ancestors.
+
+    Then this is a worker or a subprocess of it.
+    """
     mark = os.environ.get(variables.OWNER, "")
     owner, _, pid = mark.rpartition("@")
     return bool(owner) and pid != str(os.getpid()) and owner == owner_mark(identity).rpartition("@")[0]

@@ -1,9 +1,10 @@
 """The loss of a step: the value of the tensor on which backward was called, without making the device wait.
 
-On the CPU the value is read at once. On CUDA it is copied to pinned host memory behind the work that computes it, with an
-event after the copy; a later step of the training thread finds the event done and takes the value. The training thread never
-waits, and nothing keeps the user's tensor alive. During a CUDA graph capture, and on a simulated device, there is no value.
-Several backward calls in one step (gradient accumulation) add up: scripts divide the loss by the number of micro-steps.
+On the CPU the value is read at once. On CUDA it is copied to pinned host memory behind the work that computes
+it, with an event after the copy; a later step of the training thread finds the event done and takes the
+value. The training thread never waits, and nothing keeps the user's tensor alive. During a CUDA graph
+capture, and on a simulated device, there is no value. Several backward calls in one step (gradient
+accumulation) add up: scripts divide the loss by the number of micro-steps.
 """
 
 from __future__ import annotations

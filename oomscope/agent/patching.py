@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Callable
 
@@ -83,7 +84,7 @@ class AfterImport:
                     continue
                 callbacks = self._waiting.pop(name)
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, lambda module: _call_all(callbacks, module))
+                    spec.loader = _Loader(spec.loader, functools.partial(_call_all, callbacks))
                 return spec
         finally:
             self._busy.discard(name)

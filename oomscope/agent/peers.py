@@ -1,8 +1,11 @@
-"""One rank's out-of-memory error, told to the others: each says where it is and what it holds, before anything is torn down.
+"""One rank's out-of-memory error, told to the others.
 
-Every agent binds a datagram socket in a private local folder. The rank that fails sends one message to each and waits, at most
-three seconds, until they have answered; a dead peer refuses at once. There is no server. A viewer's "dump now" is the same
-message. What arrives is data from outside: bounded, parsed as JSON, and at worst a needless dump, which is rate-limited.
+Each says where it is and what it holds, before anything is torn down.
+
+Every agent binds a datagram socket in a private local folder. The rank that fails sends one message to each
+and waits, at most three seconds, until they have answered; a dead peer refuses at once. There is no server. A
+viewer's "dump now" is the same message. What arrives is data from outside: bounded, parsed as JSON, and at
+worst a needless dump, which is rate-limited.
 """
 
 from __future__ import annotations
@@ -173,7 +176,10 @@ class Peers:
 
 
 def broadcast(sender: socket.socket, folder: str, message: dict[str, Any], *, skip: str = "") -> int:
-    """Send `message` to every agent's socket in `folder`; how many took it. A dead one refuses, and is left out."""
+    """Send `message` to every agent's socket in `folder`; how many took it.
+
+    A dead one refuses, and is left out.
+    """
     data = json.dumps(message).encode()
     sent = 0
     sender.setblocking(False)

@@ -1,7 +1,9 @@
-"""Phases and modules, for simulated devices, later attempts and `--detail`: forward, eval, data, and what is being called.
+"""Phases and modules, for simulated devices, later attempts and `--detail`.
 
-`nn.Module.__call__` is replaced rather than hooked with torch's global module hooks: 0.2 µs a call instead of 1.2, and
-`torch.compile` keeps its graphs (the wrapper steps aside while Dynamo traces).
+Forward, eval, data, and what is being called.
+
+`nn.Module.__call__` is replaced rather than hooked with torch's global module hooks: 0.2 µs a call instead of
+1.2, and `torch.compile` keeps its graphs (the wrapper steps aside while Dynamo traces).
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class ModuleProbe:
         enter = self._enter_root
         leave = self._leave_root
 
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():
                 return inner(self, *args, **kwargs)
             if stack or graph_task() != -1:  # inside another module, or recomputed during backward
@@ -129,7 +131,7 @@ class ModuleProbe:
         inner = iterator.__next__
         probe = self
 
-        def __next__(self: Any) -> Any:
+        def __next__(self: Any) -> Any:  # noqa: N807
             before = probe._progress.enter("data")
             try:
                 return inner(self)

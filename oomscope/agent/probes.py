@@ -1,7 +1,7 @@
 """Steps, micro-steps, losses and allocator readings, seen from outside the script.
 
-A step is one completed `optimizer.step` of the fastest optimizer (torch's public global hook); a micro-step is one outermost
-`backward`. Cost: a step of a CPU training loop pays about 15 µs.
+A step is one completed `optimizer.step` of the fastest optimizer (torch's public global hook); a micro-step
+is one outermost `backward`. Cost: a step of a CPU training loop pays about 15 µs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class StepProbe:
         probe = self
 
         @functools.wraps(build)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             build(self, *args, **kwargs)
             probe._built(self)
 

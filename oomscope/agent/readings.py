@@ -1,7 +1,8 @@
 """Numbers about this process: device memory as torch's allocator counts it, host memory as the kernel does.
 
-The sampling thread only calls what touches no CUDA API: a call from another thread can break a CUDA graph capture. Free bytes
-of the device need the driver, so the training thread asks, twice a second at most and never during a capture.
+The sampling thread only calls what touches no CUDA API: a call from another thread can break a CUDA graph
+capture. Free bytes of the device need the driver, so the training thread asks, twice a second at most and
+never during a capture.
 """
 
 from __future__ import annotations
@@ -45,11 +46,17 @@ class HostMemory:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """Most resident bytes known: the largest reading, and the kernel's own mark as of `read_high_water`."""
+        """Most resident bytes known.
+
+        The largest reading, and the kernel's own mark as of `read_high_water`.
+        """
         return self._peak
 
     def read_high_water(self) -> int:
-        """The kernel's mark VmHWM (15 µs). Not ru_maxrss: that one survives an exec and shows the parent's size."""
+        """The kernel's mark VmHWM (15 µs).
+
+        Not ru_maxrss: that one survives an exec and shows the parent's size.
+        """
         try:
             with open("/proc/self/status", "rb") as stream:
                 for line in stream:
@@ -76,9 +83,9 @@ class HostMemory:
 class DevicePeaks:
     """Peaks per step without taking the user's own peaks away.
 
-    torch keeps one peak per statistic, and a script that prints `torch.cuda.max_memory_allocated()` must see the value it
-    would see without us. So the counters below torch.cuda are wrapped: what our resets hide is folded back into every answer,
-    until the script itself resets.
+    torch keeps one peak per statistic, and a script that prints `torch.cuda.max_memory_allocated()` must see
+    the value it would see without us. So the counters below torch.cuda are wrapped: what our resets hide is
+    folded back into every answer, until the script itself resets.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -217,7 +224,10 @@ class DeviceMemory:
         return reading
 
     def split(self) -> int | None:
-        """Peak of allocated bytes since the last `split` or `step`; starts the next stretch of the same step."""
+        """Peak of allocated bytes since the last `split` or `step`.
+
+        Starts the next stretch of the same step.
+        """
         device = self._device
         if not self.is_used or device is None:
             return None

@@ -1,7 +1,7 @@
 """What is kept for the moment of an out-of-memory error: allocation history, stack, counters, snapshot.
 
-The allocator calls its observers before the exception exists, so all tensors are still alive: after it has unwound, the
-memory that mattered is gone.
+The allocator calls its observers before the exception exists, so all tensors are still alive: after it has
+unwound, the memory that mattered is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Frame = tuple[str, int, str]
 
 
 def stack_of(frame: FrameType | None, own: str) -> list[Frame]:
-    """(file, line, function) of `frame` and its callers, innermost first, without the agent's own (folder `own`)."""
+    """(file, line, function) of `frame` and its callers, innermost first.
+
+    Without the agent's own (folder `own`).
+    """
     frames: list[Frame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
         code = frame.f_code
@@ -94,7 +97,10 @@ class Recorder:
 
     @guarded("oom")
     def observe(self, device: int, requested: int, capacity: int, free: int) -> None:
-        """Called by torch's allocator at each out-of-memory error, caught or not, in the thread that asked for memory."""
+        """Called by torch's allocator at each out-of-memory error, caught or not.
+
+        In the thread that asked for memory.
+        """
         t = time.time_ns()
         frames = stack_of(sys._getframe(), self._own)
         in_backward = self._progress.in_backward > 0

@@ -1,7 +1,10 @@
-"""Where a rank was when it was told to end, although its main thread may sit in C++ and never return to Python.
+"""Where a rank was when it was told to end.
 
-A Python handler for SIGTERM would not run there, and would turn torchrun's shutdown of a tenth of a second into thirty. The C
-handler of `faulthandler` writes the stacks of all threads and then passes the signal on: the exit status stays as it was.
+Although its main thread may sit in C++ and never return to Python.
+
+A Python handler for SIGTERM would not run there, and would turn torchrun's shutdown of a tenth of a second
+into thirty. The C handler of `faulthandler` writes the stacks of all threads and then passes the signal on:
+the exit status stays as it was.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class StackOnTerm:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._file = open(descriptor, "wb", buffering=0)
+        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115  # faulthandler needs it open
         faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
 
     @guarded("sigterm")

@@ -1,8 +1,8 @@
 """The agent's end of the channel: records in memory, one append-only file, one write() for many lines.
 
-The training thread only appends to a queue (0.2 µs). The agent's thread writes twice a second; records that must survive the
-process (OOM, exceptions, the end) are written at once by whoever made them. A full disk costs records, never the job: what
-was lost is counted and said in a `gap` record once there is room again.
+The training thread only appends to a queue (0.2 µs). The agent's thread writes twice a second; records that
+must survive the process (OOM, exceptions, the end) are written at once by whoever made them. A full disk
+costs records, never the job: what was lost is counted and said in a `gap` record once there is room again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ LOSS_PATIENCE_NS = 5_000_000_000
 
 
 class PendingValue:
-    """A number that is still on its way from a device. `value` is set by the training thread, never waited for."""
+    """A number that is still on its way from a device.
+
+    `value` is set by the training thread, never waited for.
+    """
 
     __slots__ = ("ready", "value")
 
@@ -114,7 +117,8 @@ class Emitter:
             self._torn = False
             self.lost = 0
             return True
-        # A full disk wrote a part. Only what did not fit whole is lost; the next record starts on a line of its own.
+        # A full disk wrote a part. Only what did not fit whole is lost; the next record starts on a line of
+        # its own.
         self._torn = True
         whole = data[:written].count(b"\n") - data[:1].count(b"\n")
         self.lost = max(0, len(lines) - whole) + (self.lost if whole == 0 else 0)
@@ -142,8 +146,8 @@ class Emitter:
     def close(self) -> None:
         """Write what is left and close the file.
 
-        Under the lock: a thread of ours that still wrote to the closed number would write into whatever file or socket the
-        job opens next.
+        Under the lock: a thread of ours that still wrote to the closed number would write into whatever file
+        or socket the job opens next.
         """
         self.flush(force=True)
         if not self._lock.acquire(timeout=2.0):
@@ -158,7 +162,10 @@ class Emitter:
             self._lock.release()
 
     def after_fork(self) -> None:
-        """In a forked child: forget the parent's file and queue; the lock may be held by a thread that is not here."""
+        """In a forked child: forget the parent's file and queue.
+
+        The lock may be held by a thread that is not here.
+        """
         descriptor, self._descriptor = self._descriptor, -1
         self._lock = threading.Lock()
         self._queue = deque()

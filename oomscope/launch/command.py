@@ -1,8 +1,8 @@
 """From what stands on the command line to the command that is started.
 
 A script with none of torchrun's options runs as plain Python; with one of them, through torchrun (`python -m
-torch.distributed.run`, the same thing); and what follows `--`, or begins with another program, runs verbatim. Nothing after
-the script is looked at: it is the script's.
+torch.distributed.run`, the same thing); and what follows `--`, or begins with another program, runs verbatim.
+Nothing after the script is looked at: it is the script's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TORCHRUN_MODULE = "torch.distributed.run"
 _VALUE_OPTIONS = frozenset(
     {
         "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
-        "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir",
+        "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler", "--role",
+        "--log-dir",
         "-r", "--redirects", "-t", "--tee", "--local-ranks-filter", "--duplicate-stdout-filters",
         "--duplicate-stderr-filters", "--node-rank", "--master-addr", "--master-port", "--local-addr",
         "--logs-specs", "--numa-binding", "--signals-to-handle", "--shutdown-timeout",
@@ -55,7 +56,9 @@ class Launch:
 
 
 def job_python(environ: Mapping[str, str] | None = None, asked: str | None = None) -> str:
-    """The interpreter of the job: `asked`, the active environment's, ours if it has torch, or the first on PATH.
+    """The interpreter of the job.
+
+    `asked`, the active environment's, ours if it has torch, or the first on PATH.
 
     Raises:
         UsageError: `asked` is not an executable.
@@ -88,7 +91,8 @@ def build_command(args: Sequence[str], python: str, *, cwd: Path | None = None) 
         cwd: where a relative script path is looked up; default: here.
 
     Raises:
-        UsageError: an option that neither oomscope nor torchrun knows (the nearest one is named), or no command.
+        UsageError: an option that neither oomscope nor torchrun knows (the nearest one is named), or no
+            command.
         InputError: the script is missing or unreadable.
     """
     if args and args[0] == "--":
@@ -168,7 +172,7 @@ def torchrun_script(command: Sequence[str]) -> list[str]:
 
 
 def _canonical(option: str) -> str:
-    """torchrun's spelling with dashes; a unique beginning of a long option counts, as argparse lets it."""
+    """Torchrun's spelling with dashes; a unique beginning of a long option counts, as argparse lets it."""
     option = option.partition("=")[0]
     if not option.startswith("--"):
         return option[:2]

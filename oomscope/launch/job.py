@@ -59,7 +59,10 @@ class JobSpec:
 
 @dataclass
 class JobControl:
-    """A handle by which somebody else ends a running job: the signal handler, a viewer's request, a budget."""
+    """A handle by which somebody else ends a running job.
+
+    The signal handler, a viewer's request, a budget.
+    """
 
     level: int = 0
     """0 leave it alone, 1 SIGINT was asked for, 2 SIGTERM, 3 SIGKILL."""
@@ -92,8 +95,8 @@ def run_job(
 ) -> JobResult:
     """Launch, wait, clean up, and write result.json into `spec.attempt_dir`.
 
-    While it runs, SIGINT, SIGTERM and SIGHUP that reach this process go on to the job (main thread only): the first SIGINT is
-    forwarded, the second becomes SIGTERM, the third SIGKILL.
+    While it runs, SIGINT, SIGTERM and SIGHUP that reach this process go on to the job (main thread only): the
+    first SIGINT is forwarded, the second becomes SIGTERM, the third SIGKILL.
 
     Args:
         spec: what to launch.
@@ -235,7 +238,10 @@ class _Run:
         self.processes.append(process)
 
     def _launcher_environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Per-rank log files and the root cause of torchrun, as defaults that the user's own settings win over."""
+        """Per-rank log files and the root cause of torchrun.
+
+        As defaults that the user's own settings win over.
+        """
         folder = self.spec.attempt_dir
         extra = {}
         if "TORCHELASTIC_ERROR_FILE" not in base:
@@ -274,7 +280,10 @@ class _SimulatedRanks:
     chosen: tuple[int, ...]
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would have set. Source: torch.distributed.elastic LocalElasticAgent._start_workers."""
+        """What torchrun would have set.
+
+        Source: torch.distributed.elastic LocalElasticAgent._start_workers.
+        """
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % self.local_world_size),
@@ -322,7 +331,10 @@ def _count(text: str, option: str) -> int:
 
 
 def _without_torchrun(command: Sequence[str]) -> tuple[str, ...]:
-    """The command of one rank: the interpreter of the torchrun command and what torchrun would have started."""
+    """The command of one rank.
+
+    The interpreter of the torchrun command and what torchrun would have started.
+    """
     return (command[0], *torchrun_script(command))
 
 
@@ -347,7 +359,10 @@ def _device(spec: JobSpec) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _signals(control: JobControl) -> Iterator[None]:
-    """Turn signals to this process into requests; only the main thread can, others leave signals as they are."""
+    """Turn signals to this process into requests.
+
+    Only the main thread can, others leave signals as they are.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -107,9 +107,9 @@ def read_outcome(
 def first_failing(states: Iterable[RankState], codes: Mapping[int, int] | None = None) -> RankState | None:
     """The rank whose trouble began first, by our own clock.
 
-    torchrun names the smallest time in whole seconds and often blames a victim: a rank that lost its peer. So a lost
-    connection is never the cause while somebody else failed otherwise, and a rank that vanished without a word (killed by
-    the system for host memory, say) is the cause when all others are victims.
+    torchrun names the smallest time in whole seconds and often blames a victim: a rank that lost its peer. So
+    a lost connection is never the cause while somebody else failed otherwise, and a rank that vanished
+    without a word (killed by the system for host memory, say) is the cause when all others are victims.
 
     Args:
         states: the ranks at the end.
@@ -131,7 +131,10 @@ def first_failing(states: Iterable[RankState], codes: Mapping[int, int] | None =
 
 
 def exit_codes(attempt_dir: Path) -> dict[int, int]:
-    """Rank -> exit code as torchrun told it (elastic.jsonl), negative for a signal; {} for other launchers."""
+    """Rank -> exit code as torchrun told it (elastic.jsonl), negative for a signal.
+
+    {} for other launchers.
+    """
     codes: dict[int, int] = {}
     for record in read_records(attempt_dir / layout.ELASTIC_FILE):
         event = record.get("event")

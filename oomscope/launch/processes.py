@@ -27,7 +27,8 @@ class LaunchedProcess:
     """One child in a session of its own, so that a Ctrl-C in the terminal reaches it only through us.
 
     Args:
-        output: `through`: our own streams; `files`: two log files; `tee`: log files, and both streams on our stderr.
+        output: `through`: our own streams; `files`: two log files; `tee`: log files, and both streams on our
+            stderr.
         logs: (stdout, stderr) paths for `files` and `tee`.
     """
 
@@ -83,7 +84,10 @@ class LaunchedProcess:
             self.process.send_signal(number)
 
     def finish(self) -> None:
-        """After it ended: wait for the last of its output. A grandchild that holds the pipe does not keep us."""
+        """After it ended: wait for the last of its output.
+
+        A grandchild that holds the pipe does not keep us.
+        """
         for pump in self._pumps:
             pump.join(timeout=1.0)
 
@@ -107,7 +111,10 @@ def _pump(source: IO[bytes] | None, path: Path) -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt orphans of the job, so that they can be found and ended. Linux only; elsewhere nothing happens."""
+    """Adopt orphans of the job, so that they can be found and ended.
+
+    Linux only; elsewhere nothing happens.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -115,7 +122,8 @@ def become_subreaper() -> None:
 def marked_processes(attempt_dir: Path) -> list[int]:
     """Processes whose environment carries this attempt's mark, without ourselves. Only these are ever killed.
 
-    Costs under a millisecond for a few hundred processes; processes of other users cannot be read and are left out.
+    Costs under a millisecond for a few hundred processes; processes of other users cannot be read and are
+    left out.
     """
     mark = f"{variables.ATTEMPT}={attempt_dir}\0".encode()
     found = []
@@ -132,7 +140,10 @@ def marked_processes(attempt_dir: Path) -> list[int]:
 
 
 def end_leftovers(attempt_dir: Path, *, grace_s: float = 3.0) -> list[int]:
-    """End what the job left behind: a moment to leave by itself, then SIGKILL. Returns the pids that were killed."""
+    """End what the job left behind: a moment to leave by itself, then SIGKILL.
+
+    Returns the pids that were killed.
+    """
     until = time.monotonic() + grace_s
     left = marked_processes(attempt_dir)
     while left and time.monotonic() < until:

@@ -1,8 +1,8 @@
 """A process that owns the job and survives the viewer.
 
-`start` makes it: its own session, no terminal, streams in a file. It calls one function of ours, named `module:attribute`,
-with the session and a payload; the loop of attempts is such a function. The payload and the environment go through a pipe,
-never through a file: they may hold secrets.
+`start` makes it: its own session, no terminal, streams in a file. It calls one function of ours, named
+`module:attribute`, with the session and a payload; the loop of attempts is such a function. The payload and
+the environment go through a pipe, never through a file: they may hold secrets.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def _own_environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def main() -> int:
-    """The supervisor process: read the message, take the session over, call the entry, leave a final state."""
+    """The supervisor process.
+
+    Read the message, take the session over, call the entry, leave a final state.
+    """
     message = json.loads(sys.stdin.buffer.read())
     os.environ.clear()
     os.environ.update(message["environment"])

@@ -13,9 +13,9 @@ MAX_BUCKETS = 1024
 class StepSeries:
     """Low, peak and reserved bytes per step; `span` steps share a bucket.
 
-    A bucket keeps the lowest low and the highest peak of its steps, so that no spike is lost by halving. A job without a
-    device is drawn by its host memory: low is the resident bytes at the end of the step, peak their high-water mark.
-    Steps that are missing (lost records) repeat the bucket before them.
+    A bucket keeps the lowest low and the highest peak of its steps, so that no spike is lost by halving. A
+    job without a device is drawn by its host memory: low is the resident bytes at the end of the step, peak
+    their high-water mark. Steps that are missing (lost records) repeat the bucket before them.
     """
 
     def __init__(self, max_buckets: int = MAX_BUCKETS) -> None:

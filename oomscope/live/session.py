@@ -1,4 +1,7 @@
-"""A session folder as it stands now: its attempts, its ranks, its events. Polled by viewers; it only reads."""
+"""A session folder as it stands now: its attempts, its ranks, its events.
+
+Polled by viewers; it only reads.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,8 @@ class LogFile:
 def log_files(attempt_dir: Path) -> list[LogFile]:
     """All output files of an attempt: the launcher's, then each rank's stdout and stderr.
 
-    torchrun names its folders `<run id>/attempt_<restart>/<local rank>`; on several nodes each node has its own.
+    torchrun names its folders `<run id>/attempt_<restart>/<local rank>`; on several nodes each node has its
+    own.
     """
     found = []
     launcher = attempt_dir / layout.LAUNCHER_LOG

@@ -17,7 +17,10 @@ SILENT_AFTER_S = 5.0
 
 @dataclass
 class RankState:
-    """What is known of one rank; sizes in bytes, None where the job has no such thing or has not said it yet."""
+    """What is known of one rank.
+
+    Sizes in bytes, None where the job has no such thing or has not said it yet.
+    """
 
     rank: int | None = None
     local_rank: int | None = None

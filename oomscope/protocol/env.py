@@ -1,7 +1,8 @@
 """Environment variables that the launcher sets and the agent reads.
 
-Everything else travels in `boot/agent.json`, because launchers forward few variables (DeepSpeed's pdsh runner only those
-that start with PYTHON, MLFLOW, MV2 or UCX): the folder that stands first on PYTHONPATH is enough to find it.
+Everything else travels in `boot/agent.json`, because launchers forward few variables (DeepSpeed's pdsh runner
+only those that start with PYTHON, MLFLOW, MV2 or UCX): the folder that stands first on PYTHONPATH is enough
+to find it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ ATTEMPT = "OOMSCOPE_ATTEMPT"
 AGENT_OFF = "OOMSCOPE_AGENT_OFF"
 #: Any value: errors inside the agent are also printed.
 DEBUG = "OOMSCOPE_DEBUG"
-#: Set by the agent of a rank, for its children: `rank identity@pid`. A child with the same identity is a helper.
+#: Set by the agent of a rank, for its children: `rank identity@pid`. A child with the same identity is a
+#: helper.
 OWNER = "OOMSCOPE_OWNER"
 #: State folder that replaces ~/.local/state/oomscope.
 HOME = "OOMSCOPE_HOME"
 
-#: Prefixes and names of variables whose values may be stored. Everything else stays in memory: environments hold secrets.
+#: Prefixes and names of variables whose values may be stored. Everything else stays in memory: environments
+#: hold secrets.
 STORED_PREFIXES = (
-    "PYTORCH_", "TORCH", "NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "OMP_", "MKL_", "PET_", "SLURM_", "GLOO_", "MASTER_",
+    "PYTORCH_", "TORCH", "NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "OMP_", "MKL_", "PET_", "SLURM_", "GLOO_",
+    "MASTER_",
 )  # fmt: skip
 STORED_NAMES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "NODE_RANK",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "NODE_RANK",
     "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PYTHONHASHSEED", "CONDA_DEFAULT_ENV", "VIRTUAL_ENV",
 )  # fmt: skip
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE")

@@ -63,7 +63,10 @@ def safe_name(text: str, limit: int = 40) -> str:
 
 
 def proc_file(rank: int | None, host: str, pid: int) -> str:
-    """Name of the record file of one process: `r00003-nodeA-14432.jsonl`, or `x0000-…` when it is not a rank."""
+    """Name of the record file of one process.
+
+    `r00003-nodeA-14432.jsonl`, or `x0000-…` when it is not a rank.
+    """
     head = "x0000" if rank is None else f"r{rank:05d}"
     return f"{head}-{safe_name(host)}-{pid}.jsonl"
 
@@ -88,7 +91,10 @@ def snapshot_file(rank: int | None, step: int, reason: str) -> str:
 
 
 def rundir(session_id: str, label: str) -> str:
-    """Folder for the sockets of one attempt: on a local file system, private, short enough for a socket address."""
+    """Folder for the sockets of one attempt.
+
+    On a local file system, private, short enough for a socket address.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     for folder in (os.path.join(base, f"oomscope-{os.getuid()}"), f"/tmp/oomscope-{os.getuid()}"):
         path = os.path.join(folder, f"{safe_name(session_id, 36)}-{safe_name(label, 12)}")

@@ -1,7 +1,8 @@
 """The records that processes of the job and the supervisor append, one JSON object a line.
 
-Each has `t` (UTC, nanoseconds since the epoch), `k` (kind) and `n` (sequence number within its file). Readers skip kinds and
-fields they do not know, so fields may be added without a new version; a changed meaning needs one.
+Each has `t` (UTC, nanoseconds since the epoch), `k` (kind) and `n` (sequence number within its file). Readers
+skip kinds and fields they do not know, so fields may be added without a new version; a changed meaning needs
+one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ DUMP = "dump"
 CHECKPOINT = "checkpoint"
 CHILD = "child"
 
-#: Kinds that are written by the thread that made them, at once: the process may not live until the next flush.
+#: Kinds that are written by the thread that made them, at once: the process may not live until the next
+#: flush.
 CRITICAL = frozenset(
     {HELLO, OOM, EXCEPTION, SNAPSHOT, PEAK, SIMULATED, MODEL, FIX, ALARM, DUMP, TERM, BYE, AGENT_ERROR}
 )
@@ -67,7 +69,10 @@ class Identity(TypedDict, total=False):
 
 
 class Step(Record, total=False):
-    """One finished optimizer step, counted from 0. Sizes in bytes; device sizes are None where there is no device."""
+    """One finished optimizer step, counted from 0.
+
+    Sizes in bytes; device sizes are None where there is no device.
+    """
 
     step: int
     micro_steps: int
@@ -106,7 +111,10 @@ _LENIENT = json.JSONEncoder(separators=(",", ":"), default=str)
 
 
 def _without_nan(value: Any) -> Any:
-    """`value` with NaN and infinities as strings: JSON has no words for them and strict parsers refuse Python's."""
+    """`value` with NaN and infinities as strings.
+
+    JSON has no words for them and strict parsers refuse Python's.
+    """
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return repr(value)
     if isinstance(value, dict):

@@ -1,4 +1,7 @@
-"""Requests from viewers to the supervisor: one small file each, written under a temporary name and renamed."""
+"""Requests from viewers to the supervisor.
+
+One small file each, written under a temporary name and renamed.
+"""
 
 from __future__ import annotations
 

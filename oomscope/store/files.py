@@ -59,7 +59,10 @@ class LineWriter:
         self._torn = False
 
     def append(self, record: dict[str, Any]) -> bool:
-        """Add `t` and `n` where missing and write; False when it could not be written (never raises for a full disk)."""
+        """Add `t` and `n` where missing and write.
+
+        False when it could not be written (never raises for a full disk).
+        """
         line = encode({"t": time.time_ns(), "n": self.sequence, **record})
         self.sequence += 1
         if self._torn:

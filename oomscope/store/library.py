@@ -13,13 +13,17 @@ from oomscope.protocol import layout
 from oomscope.store.session import ENDED, Session, default_home
 from oomscope.units import GIB
 
-#: Retention, as documented: sessions older than this go, and the oldest snapshots go first when there is too much.
+#: Retention, as documented: sessions older than this go, and the oldest snapshots go first when there is too
+#: much.
 KEEP_DAYS = 14
 KEEP_BYTES = 10 * GIB
 
 
 def sessions(home: Path | None = None) -> list[Session]:
-    """All readable sessions, newest first; folders that are not sessions or are newer than this program are left out."""
+    """All readable sessions, newest first.
+
+    Folders that are not sessions or are newer than this program are left out.
+    """
     folder = (home or default_home()) / "sessions"
     found = []
     try:

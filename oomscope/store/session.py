@@ -189,8 +189,10 @@ class Session:
         """Make a new folder `sessions/<time>-<name>-<random>` below `home` (default: `default_home()`).
 
         Args:
+            home: state folder.
             name: what is run, usually the script's stem.
             command: the command line as the user gave it.
+            cwd: where the command runs; default: here.
             environ: the job's environment; only the allow-listed part is stored.
             details: further fields of session.json (`launcher`, `python`, `torch`, `device`, …).
 
@@ -248,7 +250,8 @@ class Session:
             raise SessionError(f"{folder / layout.SESSION_FILE} is damaged: version is {version!r}")
         if version > layout.VERSION:
             raise SessionError(
-                f"{folder.name} was written by a newer oomscope: format version {version}, this one reads {layout.VERSION}",
+                f"{folder.name} was written by a newer oomscope: "
+                f"format version {version}, this one reads {layout.VERSION}",
                 hint="pip install --upgrade oomscope",
             )
         return cls(folder, info)

@@ -1,8 +1,8 @@
 """Incremental reading of append-only record files.
 
-A writer may be killed in the middle of a line and a disk may be full in the middle of a write, so a reader keeps an unfinished
-last line for later, counts lines that do not parse, and goes on. Files are opened again at every poll: on network file systems
-only a new open is sure to see what another host appended.
+A writer may be killed in the middle of a line and a disk may be full in the middle of a write, so a reader
+keeps an unfinished last line for later, counts lines that do not parse, and goes on. Files are opened again
+at every poll: on network file systems only a new open is sure to see what another host appended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Tail:
         self._rest = b""
 
     def poll(self) -> list[dict[str, Any]]:
-        """The complete records appended since the last call; [] when there are none or the file is not there (yet).
+        """The complete records appended since the last call.
+
+        [] when there are none or the file is not there (yet).
 
         Raises:
             SessionError: the writer was a newer oomscope.
@@ -102,7 +104,8 @@ def _check_version(hello: dict[str, Any], path: Path) -> None:
     version = hello.get("version")
     if isinstance(version, int) and version > PROTOCOL_VERSION:
         raise SessionError(
-            f"{path.name} was written by a newer oomscope: records version {version}, this one reads {PROTOCOL_VERSION}",
+            f"{path.name} was written by a newer oomscope: "
+            f"records version {version}, this one reads {PROTOCOL_VERSION}",
             hint="pip install --upgrade oomscope",
         )
 
@@ -149,7 +152,10 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_attempt(folder: str | os.PathLike[str]) -> dict[str, list[dict[str, Any]]]:
-    """All records of an attempt (or prediction) folder: file name in procs/ -> records, in order of the names."""
+    """All records of an attempt (or prediction) folder.
+
+    File name in procs/ -> records, in order of the names.
+    """
     procs = Path(folder) / layout.PROCS_DIR
     try:
         names = sorted(entry.name for entry in os.scandir(procs) if layout.parse_proc_file(entry.name))
