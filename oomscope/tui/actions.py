@@ -1,6 +1,8 @@
+# ruff: noqa: E501  (a table: one action a line)
 """One table of everything a key can do; bindings, footer, help, palette and docs/keys.md are made from it.
 
-Each action has a stable id, so that a user's keymap can give it other keys, and a tooltip that the help shows.
+Each action has a stable id, so that a user's keymap can give it other keys, and a tooltip that the help
+shows.
 """
 
 from __future__ import annotations
@@ -102,13 +104,13 @@ _SCREENS = (
     Action("live.view", "v", "view", "View", "The selected rank, all ranks side by side, or peaks by phase.", LIVE, 4),
     Action("live.sort", "o", "sort", "Sort", "Order ranks by number, headroom, peak or growth.", LIVE),
     Action("live.close", "escape", "back", "Back", "Put the time cursor away.", LIVE),
-    Action("oom.why_not", "d", "why_not", "Why not others", "Show or hide the causes that were ruled out.", OOM, 6),
+    Action("oom.why_not", "d", "why_not", "Why not", "Show or hide the causes that were ruled out.", OOM, 6),
     Action("oom.edit", "e", "edit", "Edit", "Open the source line in $EDITOR.", OOM, 4),
     Action("oom.whatif", "w", "whatif", "What if", "Replay the memory trace under other allocator settings.", OOM, 5),
     Action("oom.back", "escape", "back", "Back", "Back to Live.", OOM),
     Action("fixes.tick", "space", "tick", "Tick", "Choose this fix, or take it back.", FIXES, 7),
     Action("fixes.diff", "d", "preview", "Diff", "Show exactly what the ticked fixes change.", FIXES, 6),
-    Action("fixes.apply", "A", "apply", "Apply & rerun", "Rerun the job with the ticked fixes; shows what changes and asks first.", FIXES, 7, changes_job=True),
+    Action("fixes.apply", "A", "apply", "Apply", "Rerun the job with the ticked fixes; shows what changes and asks first.", FIXES, 7, changes_job=True),
     Action("fixes.recommended", "R", "recommend", "Best", "Tick the recommended combination.", FIXES, 3),
     Action("fixes.clear", "u", "clear", "Untick all", "Take every tick back.", FIXES),
     Action("fixes.all", "x", "fold", "All", "Show or hide the fixes that do not apply.", FIXES, 4),
@@ -163,6 +165,11 @@ TABS = (
 )
 
 
+def digit_of(mode: str) -> str:
+    """The key of a screen; empty for one without a digit."""
+    return next((str(number) for number, tab in enumerate(TABS, 1) if tab[0] == mode), "")
+
+
 def all_actions() -> tuple[Action, ...]:
     """The whole table, the snapshot screen's part included."""
     from oomscope.tui.screens.snapshot_actions import SNAPSHOT_ACTIONS
@@ -188,7 +195,7 @@ def key_name(key: str) -> str:
     if key.startswith("ctrl+"):
         return "^" + key_name(key[5:])
     if key.startswith("shift+"):
-        return "⇧" + key_name(key[6:])
+        return "shift " + key_name(key[6:])
     return KEY_NAMES.get(key, key)
 
 

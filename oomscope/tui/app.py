@@ -1,7 +1,7 @@
 """The viewer: screens over one session folder, kept up to date by a polling thread.
 
-The viewer reads files and writes requests; it owns nothing of the job. Leaving it leaves the job as it is, unless the
-user says otherwise.
+The viewer reads files and writes requests; it owns nothing of the job. Leaving it leaves the job as it is,
+unless the user says otherwise.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class OomscopeApp(App[str], inherit_bindings=False):
         self.snapshot_path = snapshot
         self.frame: Frame | None = None
         self.rank = -1
-        """The rank that rank-related screens show; `,` and `.` change it. Starts with the one the alert is about."""
+        """The rank that is looked at; `,` and `.` change it. Starts with the one the alert is about."""
         self.paused = False
         self.readonly = readonly
         self.clock = clock

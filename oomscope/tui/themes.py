@@ -1,9 +1,9 @@
 """Colours and styles of the screens: dark, light, and one without any colour for NO_COLOR.
 
-Colours are the Okabe-Ito set (distinguishable with the common colour-vision deficiencies), darkened on the light
-background until the contrast is at least 3.6. Colour never stands alone: severity has a word and a glyph, a memory
-class has its own glyph, the cursor has a mark. The monochrome theme uses the terminal's own two colours and text
-attributes only, because a grey level is a colour too.
+Colours are the Okabe-Ito set (distinguishable with the common colour-vision deficiencies), darkened on the
+light background until the contrast is at least 3.6. Colour never stands alone: severity has a word and a
+glyph, a memory class has its own glyph, the cursor has a mark. The monochrome theme uses the terminal's own
+two colours and text attributes only, because a grey level is a colour too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _DARK_COLOURS = {
     "ok": "#2FC499",
     "accent": "#E69F00",
     "predicted": "#CC79A7",
+    "over": "#FF7A33",
     "cursor": "#24384A",
     "bar": "#1C2126",
 }
@@ -50,9 +51,21 @@ _LIGHT_COLOURS = {
     "ok": "#00785A",
     "accent": "#8A5A00",
     "predicted": "#99417A",
+    "over": "#B23C00",
     "cursor": "#CFE2F1",
     "bar": "#E6EBEF",
 }
+
+#: Textual's variables that its ANSI themes give a colour.
+_PLAIN_VARIABLES = (
+    "line", "ansi-background", "ansi-foreground", "border", "border-blurred", "block-cursor-foreground",
+    "block-cursor-background", "input-cursor-background", "input-cursor-foreground",
+    "input-selection-background",
+    "input-selection-foreground", "screen-selection-background", "screen-selection-foreground", "scrollbar",
+    "scrollbar-hover", "scrollbar-active", "scrollbar-background", "scrollbar-background-hover",
+    "scrollbar-background-active", "scrollbar-corner-color", "link-color", "link-background-hover",
+    "link-color-hover",
+)  # fmt: skip
 
 THEMES = (
     Theme(
@@ -100,7 +113,8 @@ THEMES = (
         panel="ansi_default",
         boost="ansi_default",
         dark=True,
-        variables={"line": "ansi_default"},
+        variables=dict.fromkeys(_PLAIN_VARIABLES, "ansi_default")
+        | {"input-cursor-text-style": "reverse", "block-cursor-text-style": "reverse"},
     ),
 )
 
@@ -174,6 +188,10 @@ _STYLES: dict[str, dict[str, Style]] = {
 }
 
 
+#: Styles of areas and bars, which carry patterns of their own.
+_PATTERNED = frozenset({"baseline", "allocated", "inactive", "other", "free", "predicted", "over"})
+
+
 class Palette:
     """The named styles of one theme, laid over a widget's own text and background colour."""
 
@@ -186,8 +204,10 @@ class Palette:
         cursor = _STYLES[known]["cursor"]
         if self.mono:
             # Reverse on reverse would cancel out: on the cursor's row everything is simply reversed.
+            # Bars keep their patterns: reversed, full and empty would change places.
             self._selected = {
-                name: base + cursor + Style(bold=style.bold) for name, style in _STYLES[known].items()
+                name: base if name in _PATTERNED else base + cursor + Style(bold=style.bold)
+                for name, style in _STYLES[known].items()
             }
         else:
             self._selected = {name: base + cursor + style for name, style in _STYLES[known].items()}

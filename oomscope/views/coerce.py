@@ -1,7 +1,7 @@
 """Reading values out of JSON that others wrote: every field may be missing, of another type, or hostile.
 
-Texts lose their control characters: a script's name or an error message must not be able to move the cursor or
-change the title of the reader's terminal.
+Texts lose their control characters: a script's name or an error message must not be able to move the cursor
+or change the title of the reader's terminal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attempts side by side: what was predicted, what was reached, what the card holds, and whether the loss is the same."""
+"""Attempts side by side: predicted and reached peaks, the card, and whether the loss is the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AttemptRow:
 
     @property
     def word(self) -> str:
-        """ "simulated" or "measured"."""
+        """Either "simulated" or "measured"."""
         return wording.kind_of_number(self.simulated)
 
     def outcome(self) -> str:

@@ -1,4 +1,4 @@
-"""findings.json as a verdict block, a walked flowchart with its evidence, and the source line that is to blame."""
+"""findings.json as a verdict, a walked flowchart with its evidence, and the source line to blame."""
 
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ class SourceLine:
 def source_lines(place: Place, *, context: int = 2) -> tuple[SourceLine, ...]:
     """The blamed line with `context` lines on each side.
 
-    The file is the one on this machine; when it is gone, or its line no longer is the recorded one, only the recorded
-    line is given: showing other code under that number would mislead.
+    The file is the one on this machine; when it is gone, or its line no longer is the recorded one, only the
+    recorded line is given: showing other code under that number would mislead.
     """
     recorded = (SourceLine(place.line, place.source, True),) if place.source else ()
     try:

@@ -117,7 +117,7 @@ class Progress:
     total: int
 
     def sentence(self) -> str:
-        return f"predicting {self.fix}: {self.done} of {wording.plural(self.total, 'fix', 'fixes')} done"
+        return f"predicting {self.fix}, {self.done} of {wording.plural(self.total, 'fix', 'fixes')} done"
 
 
 def progress(records: Sequence[Mapping[str, Any]]) -> Progress | None:

@@ -1,7 +1,7 @@
 """fixes.json as rows, plans, and bars of the peak before and after.
 
-Every number here is a prediction. Two ticked fixes are shown with a peak only when they were predicted together:
-savings do not add up.
+Every number here is a prediction. Two ticked fixes are shown with a peak only when they were predicted
+together: savings do not add up.
 """
 
 from __future__ import annotations
@@ -201,14 +201,16 @@ class Bar:
     low_bytes: int
     high_bytes: int
     kind: str
-    """"reached" or "predicted"."""
+    """"reached", "needed" (more than the card holds) or "predicted"."""
 
 
 def bars(fixes: Fixes, chosen: Collection[str]) -> tuple[list[Bar], str]:
     """Bars of the peak before and after `chosen`, and a sentence when there is no "after"."""
     out = []
     if fixes.peak_bytes is not None:
-        out.append(Bar("before", fixes.peak_bytes, fixes.peak_bytes, fixes.peak_bytes, "reached"))
+        # More than the card holds cannot have been reached: it is what the job would have needed.
+        kind = "needed" if fixes.need_bytes() is not None else "reached"
+        out.append(Bar("before", fixes.peak_bytes, fixes.peak_bytes, fixes.peak_bytes, kind))
     if not chosen:
         return out, "tick a fix to see its predicted peak"
     clash = fixes.conflict(chosen)

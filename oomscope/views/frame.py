@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oomscope.views.compare import Comparison
+from oomscope.views.composition import Composition
 from oomscope.views.diagnosis import Diagnosis
 from oomscope.views.events import EventLine, Progress
 from oomscope.views.fixes import Fixes
@@ -39,6 +40,8 @@ class Frame:
     diagnosis: Diagnosis | None = None
     """Of the newest attempt that has one."""
     diagnosis_attempt: int = 0
+    composition: Composition | None = None
+    """What was in memory at the peak of the diagnosed attempt's failing rank."""
     fixes: Fixes | None = None
     fixes_attempt: int = 0
     comparison: Comparison | None = None

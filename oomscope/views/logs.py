@@ -35,10 +35,11 @@ def streams(session: Path) -> list[Stream]:
         label = f"attempt {name.lstrip('0') or name}"
         for root, folders, files in os.walk(folder / layout.LOGS_DIR):
             folders.sort(key=_natural)
-            for file in sorted(files, key=_natural):
-                path = Path(root) / file
-                inner = path.relative_to(folder / layout.LOGS_DIR)
-                found.append(Stream(f"{label} · {clean(inner, limit=200)}", path))
+            inner = Path(root).relative_to(folder / layout.LOGS_DIR)
+            found += [
+                Stream(f"{label} · {clean(inner / file, limit=200)}", Path(root) / file)
+                for file in sorted(files, key=_natural)
+            ]
         if (folder / layout.LAUNCHER_LOG).is_file():
             found.append(Stream(f"{label} · {layout.LAUNCHER_LOG}", folder / layout.LAUNCHER_LOG))
     for file in (layout.SUPERVISOR_LOG, layout.SUPERVISOR_FILE):

@@ -74,7 +74,7 @@ class RankRow:
 
     @property
     def change_per_step(self) -> float | None:
-        """Bytes per step; 0 where the interval of the slope does not exclude it, None while too little is known."""
+        """Bytes per step; 0 where the slope's interval includes it, None while too little is known."""
         if self.change is None:
             return None
         steady = self.change.kind in ("flat", "plateau") or self.change.low <= 0 <= self.change.high
@@ -136,7 +136,7 @@ def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = Non
 
 
 def _steps_left(history: History, usable: int | None, peak: int | None) -> int | None:
-    """Steps until the newest step's peak, growing as the lows do, reaches `usable`; None when nothing grows."""
+    """Steps until the newest peak, growing as the lows do, reaches `usable`; None when nothing grows."""
     if usable is None or peak is None:
         return None
     left = history.trend.steps_until(usable, history.peak[-1] if history.peak else peak)
@@ -182,7 +182,7 @@ ORDERS = ("rank", "headroom", "peak", "growth")
 
 
 def ordered(rows: Sequence[RankRow], order: str) -> list[RankRow]:
-    """`rows` by rank, or with those first that have least headroom, the highest peak, or the fastest growth."""
+    """`rows` by rank, or those first with least headroom, the highest peak, or the fastest growth."""
     if order == "headroom":
         return sorted(rows, key=lambda r: (r.headroom_bytes is None, r.headroom_bytes or 0, r.rank))
     if order == "peak":

@@ -1,6 +1,7 @@
 """Per-step history cut to the columns of a chart, and its trend.
 
-One column always stands for a whole number of buckets, hence of steps: a peak is never split or smoothed away.
+One column always stands for a whole number of buckets, hence of steps: a peak is never split or smoothed
+away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from functools import cached_property
 from oomscope.core.series.trend import Trend, judge
 from oomscope.views.protocols import Series
 
-#: Newest buckets through which the trend is drawn: an old plateau must not hide a leak that began an hour ago.
+#: Newest buckets through which the trend is drawn: an old plateau must not hide a leak that began an hour
+#: ago.
 _TREND_BUCKETS = 128
 
 
 @dataclass(frozen=True)
 class History:
-    """A copy of one rank's series that later updates do not change. Sizes in bytes, one element per bucket."""
+    """A copy of one rank's series that later updates do not change; bytes, one element per bucket."""
 
     first_step: int
     span: int
@@ -85,7 +87,7 @@ class Columns:
 
 
 def cut(history: History, width: int, *, window: int | None = None, end: int | None = None) -> Columns:
-    """The `window` newest steps up to step `end` in at most `width` columns; all steps when `window` is None."""
+    """The `window` (None: all) newest steps up to step `end` in at most `width` columns."""
     stop = len(history.peak) if end is None else history.bucket_of(end) + 1
     start = 0 if window is None else max(0, stop - max(1, round(window / history.span)))
     count = stop - start

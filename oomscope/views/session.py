@@ -1,4 +1,4 @@
-"""A session folder as a stream of frames: reads what changed, and asks the supervisor for what the user wants.
+"""A session folder as a stream of frames: reads what changed, passes on what the user asks for.
 
 `poll` may read files and therefore runs off the UI thread; the `Frame` it returns is immutable.
 """
@@ -17,10 +17,17 @@ from oomscope.errors import OomscopeError
 from oomscope.store import control
 from oomscope.store.files import read_json
 from oomscope.store.session import Attempt, Session
-from oomscope.views import compare, diagnosis, events, fixes, ranks, series, status, wording
+from oomscope.views import compare, composition, diagnosis, events, fixes, ranks, series, status, wording
 from oomscope.views.coerce import clean, integer, text, texts
 from oomscope.views.frame import Frame
 from oomscope.views.protocols import Rank
+
+_ENDS = {
+    "oom": "ran out of memory",
+    "failed": "failed",
+    "lost": "its process is gone",
+    "silent": "nothing heard for a while",
+}
 
 
 class LiveView(Protocol):
@@ -37,7 +44,7 @@ class LiveView(Protocol):
 
 
 class _JsonFile:
-    """The object in a JSON file, read again only when the file changed; {} while it is missing or unreadable."""
+    """The object in a JSON file, read again when the file changed; {} while it is missing or unreadable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,6 +117,7 @@ class SessionModel:
         self._live = live
         self._attempts: dict[int, _AttemptFiles] = {}
         self._histories: dict[int, tuple[tuple[int, ...], series.History]] = {}
+        self._past_peaks: dict[int, dict[int, Any]] = {}
         self._notes: list[events.EventLine] = []
         self._seen: dict[int, tuple[int, str]] = {}
         self._supervisor_seen: tuple[int, list[events.EventLine]] = (-1, [])
@@ -141,7 +149,7 @@ class SessionModel:
         states: list[Rank] = sorted(live.ranks, key=lambda rank: int(rank.rank))
         histories = {state.rank: self._history(state) for state in states}
         rows = tuple(ranks.rank_row(s, histories[s.rank], host_total_bytes=self._host_total) for s in states)
-        self._note_changes(rows)
+        self._note_changes(states, rows)
         files = self._attempt_files()
         state = self.session.current_state()
         stored = self.session.state()
@@ -159,7 +167,9 @@ class SessionModel:
             path=self.session.path,
             state=state,
             attempt=number,
-            headline=status.headline(state, script=self.script, attempt=number, ranks=rows, nodes=_nodes(states)),
+            headline=status.headline(
+                state, script=self.script, attempt=number, ranks=rows, nodes=_nodes(states)
+            ),
             alert=status.alert(
                 state, ranks=rows, diagnosis=found, fixes=offered, progress=progress,
                 comparison=comparison, exception=exception,
@@ -171,6 +181,7 @@ class SessionModel:
             progress=progress,
             diagnosis=found,
             diagnosis_attempt=diagnosed.number if diagnosed else 0,
+            composition=self._composition(diagnosed, found, states, number),
             fixes=offered,
             fixes_attempt=predicted.number if predicted else 0,
             comparison=comparison,
@@ -205,6 +216,24 @@ class SessionModel:
             kept = self._histories[state.rank] = (stamp, series.freeze(source))
         return kept[1]
 
+    def _composition(
+        self,
+        diagnosed: _AttemptFiles | None,
+        found: diagnosis.Diagnosis | None,
+        states: Sequence[Rank],
+        current: int,
+    ) -> composition.Composition | None:
+        """The make-up of the diagnosed rank's peak; the ranks of an earlier attempt are read once."""
+        if diagnosed is None:
+            return None
+        peaks = {state.rank: getattr(state, "peak", None) for state in states}
+        if diagnosed.number != current:
+            if diagnosed.number not in self._past_peaks:
+                self._past_peaks[diagnosed.number] = _peaks_of(self.session, diagnosed.number)
+            peaks = self._past_peaks[diagnosed.number]
+        rank = found.rank if found is not None and found.rank in peaks else next(iter(peaks), None)
+        return composition.read(peaks[rank]) if rank is not None else None
+
     def _attempt_files(self) -> list[_AttemptFiles]:
         for attempt in self.session.attempts():
             if attempt.number not in self._attempts:
@@ -228,27 +257,36 @@ class SessionModel:
             offered = each.fixes() or offered
         return rows
 
-    def _note_changes(self, rows: Sequence[ranks.RankRow]) -> None:
+    def _note_changes(self, states: Sequence[Any], rows: Sequence[ranks.RankRow]) -> None:
         """Cache flushes and ends of ranks, noticed between two polls."""
-        for row in rows:
+        for state, row in zip(states, rows, strict=True):
             first = row.rank not in self._seen
-            retries, state = self._seen.get(row.rank, (0, "running"))
+            retries, before = self._seen.get(row.rank, (0, "running"))
+            t = int(getattr(state, "last_t", 0) or 0)
             if row.retries > retries:
                 said = f"cudaMalloc retry #{row.retries}: the cache was flushed"
                 if first:
                     said = f"{wording.plural(row.retries, 'cudaMalloc retry', 'cudaMalloc retries')} so far"
-                self._notes.append(events.EventLine(0, "warn", said, row.rank, row.step))
-            if row.state != state and row.state in ("oom", "failed", "lost", "silent"):
-                self._notes.append(
-                    events.EventLine(0, row.severity, row.status.lstrip("▲! "), row.rank, row.step)
-                )
+                self._notes.append(events.EventLine(t, "warn", said, row.rank, row.step))
+            if row.state != before and row.state in _ENDS:
+                self._notes.append(events.EventLine(t, row.severity, _ENDS[row.state], row.rank, row.step))
             self._seen[row.rank] = (row.retries, row.state)
         del self._notes[:-500]
 
     def _events(self, records: Sequence[Mapping[str, Any]]) -> tuple[events.EventLine, ...]:
         if len(records) != self._supervisor_seen[0]:
             self._supervisor_seen = (len(records), events.supervisor_lines(records))
-        return (*self._supervisor_seen[1], *self._notes)
+        # A stable sort: lines without a time of their own stay where they were noticed.
+        return tuple(sorted([*self._supervisor_seen[1], *self._notes], key=lambda line: line.t_ns))
+
+
+def _peaks_of(session: Session, attempt: int) -> dict[int, Any]:
+    """Rank to `peak` record of an attempt that has ended."""
+    from oomscope.live.session import SessionView
+
+    view = SessionView(session, attempt)
+    view.poll()
+    return {int(state.rank or 0): state.peak for state in view.ranks}
 
 
 def _from_live(row: compare.AttemptRow, live: Sequence[ranks.RankRow]) -> compare.AttemptRow:

@@ -1,4 +1,4 @@
-"""The title line and the alert line of a session: its state in a word, and the one fact that matters most now."""
+"""Title and alert line of a session: its state in a word, and the one fact that matters most now."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def alert(
     comparison: Comparison | None,
     exception: str = "",
 ) -> Alert | None:
-    """The most urgent fact: an end of the job first, then a coming one, then what is unusual, then headroom."""
+    """The most urgent fact: the job's end, then a coming one, then what is unusual, then headroom."""
     if state == "predicting":
         said = progress.sentence() if progress else "predicting what each fix would do"
-        return Alert("warn", f"{_cause(diagnosis)}; {said}", "2", "why")
+        return Alert("warn", f"{said}; {_cause(diagnosis)}", "2", "why")
     if state == "diagnosing":
         return Alert("warn", "out of memory; finding the cause")
     if state == "waiting":
@@ -108,21 +108,14 @@ def _choose(diagnosis: Diagnosis | None, fixes: Fixes | None) -> Alert:
 
 
 def _proved(last: AttemptRow) -> Alert:
-    reached = (
-        f"{last.word} peak {wording.size(last.reached_bytes)}"
-        if last.reached_bytes is not None
-        else "finished"
-    )
-    of = (
-        f" of {wording.size(last.capacity_bytes)}"
-        if last.capacity_bytes and last.reached_bytes is not None
-        else ""
-    )
-    predicted = f", predicted {wording.size(last.predicted.peak_bytes)}" if last.predicted else ""
-    with_fixes = f" with {' + '.join(last.fixes)}" if last.fixes else ""
-    return Alert(
-        "ok", f"attempt {last.number}{with_fixes} finished: {reached}{of}{predicted}", "5", "compare"
-    )
+    """The rerun's end with what it reached beside what was predicted."""
+    fixes = f" ({' + '.join(last.fixes)})" if last.fixes else ""
+    said = f"attempt {last.number}{fixes} finished"
+    if last.reached_bytes is not None:
+        said += f": {last.word} peak {wording.gib(last.reached_bytes)}"
+        said += f" of {wording.gib(last.capacity_bytes)} GiB" if last.capacity_bytes else " GiB"
+        said += f", predicted {wording.gib(last.predicted.peak_bytes)}" if last.predicted else ""
+    return Alert("ok", said, "5", "compare")
 
 
 def _ended(state: str, ranks: Sequence[RankRow], diagnosis: Diagnosis | None, exception: str) -> Alert:
@@ -141,10 +134,11 @@ def _coming(ranks: Sequence[RankRow]) -> Alert | None:
         row = min(growing, key=lambda r: r.steps_left or 0)
         rate = wording.per_step(row.change.slope if row.change else None)
         unit = "MiB" if rate.endswith("M") else "GiB"
+        left = wording.plural(row.steps_left or 0, "step")
         what = "OOM" if row.on_device else "host memory full"
         return Alert(
             "error",
-            f"rank {row.rank}: {what} in ~{wording.plural(row.steps_left or 0, 'step')} ({rate.rstrip('M')} {unit}/step)",
+            f"rank {row.rank}: {what} in ~{left} ({rate.rstrip('M')} {unit}/step)",
             "2",
             "diagnosis",
             row.rank,

@@ -1,7 +1,7 @@
 """How numbers and states are worded, the same on every screen and in plain text.
 
-Device numbers of a simulated card are *simulated*; numbers of a real process are *measured*; what a fix would give
-is *predicted*. Sizes are binary and written with one or two decimals of a GiB.
+Device numbers of a simulated card are *simulated*; numbers of a real process are *measured*; what a fix would
+give is *predicted*. Sizes are binary and written with one or two decimals of a GiB.
 """
 
 from __future__ import annotations

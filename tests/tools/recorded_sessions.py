@@ -202,6 +202,12 @@ def _failed_attempt(session: Session) -> Attempt:
         frames=[["samples/activations_too_big.py", 20, "main"]],
     )  # fmt: skip
     writer.add("exception", begun + 3 * 10**9 + 1, type="OutOfMemoryError", message="CUDA out of memory.", traceback=[], is_oom=True, frames=[])  # fmt: skip
+    shares = (("activations", 35.6), ("parameters", 1.32), ("gradients", 1.29), ("inputs", 0.2))
+    writer.add(
+        "peak", begun + 3 * 10**9 + 2, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved, step=0, phase="backward",
+        composition=[{"category": name, "bytes": int(size * GIB)} for name, size in shares],
+        modules=[{"module": f"blocks.{i}", "bytes": int(1.44 * GIB)} for i in range(24)] + [{"module": "head", "bytes": 700 * MIB}],
+    )  # fmt: skip
     writer.close()
     attempt.write_result(
         {

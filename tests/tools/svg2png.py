@@ -1,9 +1,9 @@
 """Turn an SVG screenshot of a Textual app into a PNG: `svg2png.py IN.svg [OUT.png] [--cell 12]`.
 
-Textual's screenshot is one rectangle per run of one background and one text per run of one style, on a grid of
-12.2 x 24.4 units. Every run is drawn cell by cell on a whole-pixel grid, and block, shade, box and braille characters are
-drawn as shapes, as terminals with built-in box drawing do, so that areas have no seams. General SVG renderers misplace the
-runs (rsvg-convert, cairosvg) or leave hairlines between cells (browsers).
+Textual's screenshot is one rectangle per run of one background and one text per run of one style, on a grid
+of 12.2 x 24.4 units. Every run is drawn cell by cell on a whole-pixel grid, and block, shade, box and braille
+characters are drawn as shapes, as terminals with built-in box drawing do, so that areas have no seams.
+General SVG renderers misplace the runs (rsvg-convert, cairosvg) or leave hairlines between cells (browsers).
 
 Needs Pillow and the DejaVu Sans Mono font.
 """

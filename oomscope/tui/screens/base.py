@@ -1,11 +1,12 @@
-"""The frame that every screen shares: title, alert, content, footer; and what to show when the terminal is too small.
+"""The frame of every screen: title, alert, content, footer, and a message for too small a terminal.
 
-A screen gives `compose_body` and `show_frame`. The app calls `show_frame` with the newest `Frame` whenever the
-session folder changed or the screen comes to the front; a screen never reads files itself.
+A screen gives `compose_body` and `show_frame`. The app calls `show_frame` with the newest `Frame` whenever
+the session folder changed or the screen comes to the front; a screen never reads files itself.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import events
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class BaseScreen(Screen[None]):
     """Title line, alert line, the screen's own content, footer.
 
-    When the screen has nothing to show, `show_missing` replaces the content with what is missing and how to get it.
+    When the screen has nothing to show, `show_missing` replaces the content with what is missing and how to
+    get it.
     """
 
     MODE: ClassVar[str] = ""
@@ -81,6 +83,12 @@ class BaseScreen(Screen[None]):
         """The alert line; the session's own unless the screen answers it already."""
         return frame.alert
 
+    def _answered(self, alert: Alert | None) -> Alert | None:
+        """`alert` without a key that would lead to this very screen."""
+        if alert is None or alert.key != actions.digit_of(self.MODE):
+            return alert
+        return replace(alert, key="", answer="")
+
     # -- what a screen uses ------------------------------------------------------------------
 
     @property
@@ -89,7 +97,7 @@ class BaseScreen(Screen[None]):
         return cast("OomscopeApp", self.app)
 
     def show_missing(self, what: str = "", how: str = "") -> None:
-        """Replace the content by what is missing and how to get it; without arguments the content comes back."""
+        """Replace the content by what is missing and how to get it; without arguments it comes back."""
         self.set_class(bool(what), "-missing")
         if what:
             self.query_one("#missing", Missing).show(what, how)
@@ -101,7 +109,7 @@ class BaseScreen(Screen[None]):
             return
         with self.app.batch_update():
             self.query_one(TitleLine).show(self.headline(frame))
-            self.query_one(AlertLine).show(self.alert(frame))
+            self.query_one(AlertLine).show(self._answered(self.alert(frame)))
             self.show_frame(frame)
             self.refresh_footer()
 

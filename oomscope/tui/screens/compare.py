@@ -36,35 +36,42 @@ class CompareTable(LineList):
         found = self._comparison
         if found is None:
             return [], []
-        head = f" attempt  {'ended':<15}{'steps':>6}{'predicted':>16}{'reached':>10}  {'word':<10}{'capacity':>9}  fixes"
-        rows = [_line(row, width) for row in found.attempts]
+        wide = width >= 100
+        head = f"  #  {'fixes':<{_FIXES}}{'ended':<15}{'steps':>6}{'predicted':>14}"
+        head += f"{'reached':>9}  {'capacity':>9}"
+        head += f"  {'numbers':<10}" if wide else ""
+        rows = [_line(row, wide) for row in found.attempts]
         rows += [Row([("", "")]), Row([(" Peak of reserved memory, GiB", "heading")])]
         rows += _bars(found, width)
         rows += [Row([("", "")]), *_loss(found, width)]
         return [[(head[:width], "heading")]], rows
 
 
-def _line(row: AttemptRow, width: int) -> Row:
+#: Cells of the column that names an attempt's fixes.
+_FIXES = 19
+
+
+def _line(row: AttemptRow, wide: bool) -> Row:
     ended = row.outcome()
     style = "error" if row.oom else "ok" if row.exit_code == 0 else "dim"
     predicted = "–"
     if row.predicted is not None:
-        predicted = f"{wording.gib(row.predicted.peak_bytes, 2)} {row.predicted.interval()}"
+        predicted = f"{wording.gib(row.predicted.peak_bytes, 2)} {row.predicted.interval()}".rstrip()
     within = {True: (" ✔", "ok"), False: (" ✖", "warn"), None: ("  ", "")}[row.within()]
     fixes = " + ".join(row.fixes) or "none"
-    return Row(
-        [
-            (f" {row.number:>7}  ", "bold"),
-            (f"{ended:<15.15}", style),
-            (f"{row.steps:>6}", ""),
-            (f"{predicted:>16}", "predicted"),
-            (f"{wording.gib(row.reached_bytes, 2):>10}", "bold"),
-            within,
-            (f"{row.word if row.reached_bytes is not None else '':<10}", "dim"),
-            (f"{wording.gib(row.capacity_bytes, 2):>9}", ""),
-            (f"  {clip(fixes, max(4, width - 72))}", "bold" if row.fixes else "dim"),
-        ]
-    )
+    spans: list[Span] = [
+        (f"{row.number:>3}  ", "bold"),
+        (f"{clip(fixes, _FIXES - 1):<{_FIXES}}", "bold" if row.fixes else "dim"),
+        (f"{ended:<15.15}", style),
+        (f"{row.steps:>6}", ""),
+        (f"{predicted:>14}", "predicted" if row.predicted else "dim"),
+        (f"{wording.gib(row.reached_bytes, 2):>9}", "bold"),
+        within,
+        (f"{wording.gib(row.capacity_bytes, 2):>9}", ""),
+    ]
+    if wide:
+        spans.append((f"  {row.word if row.reached_bytes is not None else '':<10}", "dim"))
+    return Row(spans)
 
 
 def _bars(found: Comparison, width: int) -> list[Row]:
@@ -84,8 +91,10 @@ def _bars(found: Comparison, width: int) -> list[Row]:
     rows = [Row(bar_spans(bar, capacity, every, word, width)) for bar, word in bars]
     if not rows:
         rows.append(Row([(" no device memory in these attempts; peaks of host memory:", "dim")]))
-        for row in found.attempts:
-            rows.append(Row([(f"   attempt {row.number}  {wording.size(row.peak_rss_bytes)}", "")]))
+        rows += [
+            Row([(f"   attempt {row.number}  {wording.size(row.peak_rss_bytes)}", "")])
+            for row in found.attempts
+        ]
     return rows
 
 
@@ -116,9 +125,10 @@ class CompareScreen(BaseScreen):
 
     MODE = "compare"
     HELP = (
-        "One line per attempt: the peak that was predicted before it started, with its interval, and the peak it reached. "
-        "On a simulated device the reached peak is called simulated, on a real one measured. Losses are compared over the "
-        "steps that both attempts finished; a simulated device computes no values, so there they prove nothing."
+        "One line per attempt: the peak that was predicted before it started, with its interval, and the "
+        "peak it reached. On a simulated device the reached peak is called simulated, on a real one "
+        "measured. Losses are compared over the steps that both attempts finished; a simulated device "
+        "computes no values, so there they prove nothing."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.COMPARE)]
 

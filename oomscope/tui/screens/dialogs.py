@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -22,25 +23,43 @@ from oomscope.views.frame import Frame
 Answer = TypeVar("Answer")
 
 
-class _Choices(LineList):
-    """The body of a dialog, its choices below."""
+class _Body(LineList, can_focus=False):
+    """What the dialog says; scrolls when it is longer than the screen."""
 
-    DEFAULT_CSS = "_Choices { height: auto; max-height: 100%; }"
+    DEFAULT_CSS = "_Body { height: auto; }"
 
-    def __init__(self, body: Sequence[tuple[str, str]], choices: Sequence[tuple[str, str, str]]) -> None:
+    def __init__(self, body: Sequence[tuple[str, str]]) -> None:
         super().__init__()
-        self._body, self._choices = body, choices
+        self._body = body
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self.build(width)[1])
+        return max(1, min(len(self.build(width)[1]), self.app.size.height - 11))
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
-        rows = [Row([(line, style)]) for text, style in self._body for line in wrap(text, width, 2)]
-        rows.append(Row([("", "")]))
+        return [], [Row([(line, style)]) for text, style in self._body for line in wrap(text, width, 2)]
+
+
+class _Choices(LineList):
+    """The choices, always in view."""
+
+    DEFAULT_CSS = "_Choices { height: auto; margin-top: 1; }"
+
+    def __init__(self, choices: Sequence[tuple[str, str, str]]) -> None:
+        super().__init__()
+        self._choices = choices
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._choices)
+
+    def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
+        rows = []
+        longest = max(len(label) for _, label, _ in self._choices)
         for key, label, note in self._choices:
             lit = key == self.cursor_key or (not self.cursor_key and key == self._choices[0][0])
             mark = "›" if lit else " "
-            rows.append(Row([(f"{mark} {key:<7} ", "key"), (label, "bold"), (f"  {note}", "dim")], key))
+            rows.append(
+                Row([(f"{mark} {key}  ", "key"), (f"{label:<{longest}}", "bold"), (f"  {note}", "dim")], key)
+            )
         return [], rows
 
 
@@ -51,7 +70,7 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
     DEFAULT_CSS = """
     Dialog { align: center middle; background: $background 60%; }
     Dialog > Vertical {
-        width: 76; max-width: 96%; height: auto; max-height: 90%;
+        width: 84; max-width: 98%; height: auto; max-height: 96%;
         border: round $primary; border-title-style: bold; padding: 1 2; background: $background;
     }
     """
@@ -61,23 +80,26 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
     ) -> None:
         """`body`: (text, style); `choices`: (key, label, note), the harmless one first."""
         super().__init__()
-        self._title, self._body, self._choices = title, body, choices
+        self._heading, self._body, self._choices = title, body, choices
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield _Choices(self._body, self._choices)
+            yield _Body(self._body)
+            yield _Choices(self._choices)
 
     def on_mount(self) -> None:
         box = self.query_one(Vertical)
-        box.border_title = self._title
+        box.border_title = self._heading
         box.border_subtitle = "enter chooses · esc changes nothing"
         self.query_one(_Choices).focus()
 
-    def on_key(self, event: object) -> None:
-        key = getattr(event, "key", "")
-        if any(key == choice for choice, _, _ in self._choices):
-            getattr(event, "stop", lambda: None)()
-            self.choose(key)
+    def on_key(self, event: events.Key) -> None:
+        if any(event.key == choice for choice, _, _ in self._choices):
+            event.stop()
+            self.choose(event.key)
+        elif event.key in ("pageup", "pagedown"):
+            event.stop()
+            self.query_one(_Body).action_page(-1 if event.key == "pageup" else 1)
 
     def on_line_list_opened(self, message: LineList.Opened) -> None:
         message.stop()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
@@ -24,18 +24,20 @@ class FixesScreen(BaseScreen):
 
     MODE = "fixes"
     HELP = (
-        "Every number is a prediction for this script at its peak, with its interval; the line says on what it stands. "
-        "space ticks fixes, d shows exactly what the ticked ones change, A reruns the job with them after a confirmation. "
-        "★ marks the recommended combination. Fixes that save less than 3 % are shown with the reason, not hidden. "
-        "Risk: none and exact keep the numbers, rounding changes their last digits, semantic changes the training."
+        "Every number is a prediction for this script at its peak, with its interval; the line says on what "
+        "it stands. space ticks fixes, d shows exactly what the ticked ones change, A reruns the job with "
+        "them after a confirmation. ★ marks the recommended combination. Fixes that save less than 3 % are "
+        "shown with the reason, not hidden. Risk: none and exact keep the numbers, rounding changes their "
+        "last digits, semantic changes the training."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.FIXES)]
     DEFAULT_CSS = """
-    FixesScreen #list-pane { height: auto; max-height: 60%; }
-    FixesScreen FixList { height: auto; max-height: 100%; }
-    FixesScreen #bars { height: auto; }
-    FixesScreen #bars-pane { height: auto; border-top: solid $line; }
-    FixesScreen #detail-pane { height: 1fr; border-top: solid $line; }
+    FixesScreen #list-pane { height: auto; max-height: 60%; } FixesScreen FixList { height: auto; max-height:
+    100%; } FixesScreen #bars { height: auto; } FixesScreen #bars-pane { height: auto; border-top: solid
+    $line; } FixesScreen #lower { height: 1fr; } FixesScreen #detail-pane, FixesScreen #preview-pane { width:
+    1fr; height: 1fr; border-top: solid $line; padding: 0 1; } FixesScreen #preview-pane { display: none; }
+    FixesScreen.-wide #preview-pane, FixesScreen.-preview #preview-pane { display: block; }
+    FixesScreen.-narrow.-preview #detail-pane { display: none; }
     """
 
     def __init__(self) -> None:
@@ -47,8 +49,11 @@ class FixesScreen(BaseScreen):
             yield FixList(id="fixes")
         with Vertical(id="bars-pane"):
             yield FixBars(id="bars")
-        with Vertical(id="detail-pane"):
-            yield FixDetail(id="detail")
+        with Horizontal(id="lower"):
+            with Vertical(id="detail-pane", classes="ruled"):
+                yield FixDetail(id="detail")
+            with Vertical(id="preview-pane", classes="ruled"):
+                yield FixDetail(id="preview")
 
     def on_mount(self) -> None:
         self.query_one("#fixes").focus()
@@ -65,11 +70,13 @@ class FixesScreen(BaseScreen):
         listing.show(found)
         bars, note = view.bars(found, listing.chosen)
         self.query_one(FixBars).show(bars, note, found.capacity_bytes, self._reached_word(frame))
-        detail = self.query_one(FixDetail)
-        if self._preview and listing.chosen:
-            detail.show_preview(view.preview(found, listing.chosen, frame.command))
-        else:
-            detail.show_fix(listing.current)
+        self.query_one("#detail", FixDetail).show_fix(listing.current)
+        current = listing.current
+        looked_at = listing.chosen or ([current.id] if current is not None and current.applicable else [])
+        pane = self.query_one("#preview-pane")
+        pane.border_title = "What the ticked fixes change" if listing.chosen else "What this fix would change"
+        lines = view.preview(found, looked_at, frame.command) if looked_at else []
+        self.query_one("#preview", FixDetail).show_preview(lines)
 
     def _reached_word(self, frame: Frame) -> str:
         for row in frame.comparison.attempts if frame.comparison else ():
@@ -165,11 +172,8 @@ class FixesScreen(BaseScreen):
         self.query_one(FixList).fold()
 
     def action_preview(self) -> None:
-        if not self.query_one(FixList).chosen:
-            self.notify("tick a fix first: space")
-            return
         self._preview = not self._preview
-        self.refresh_frame()
+        self.set_class(self._preview, "-preview")
 
     def action_predict(self) -> None:
         self.host.ask("predict", "asked for new predictions", fixes=self.query_one(FixList).chosen)
@@ -201,7 +205,8 @@ class FixesScreen(BaseScreen):
         predicted = found.predicted_for(chosen)
         if predicted is not None:
             body.append(
-                f"Predicted peak {wording.size(predicted.peak_bytes)} of {wording.size(found.capacity_bytes)}."
+                f"Predicted peak {wording.size(predicted.peak_bytes)} "
+                f"of {wording.size(found.capacity_bytes)}."
             )
         else:
             body.append(("There is no prediction for exactly this combination.", "warn"))

@@ -1,4 +1,7 @@
-"""The help overlay: what the screen below shows, and every key that works there; type to search, enter runs one."""
+"""The help overlay: what the screen below shows, and every key that works there.
+
+Typing searches, enter runs the entry under the cursor.
+"""
 
 from __future__ import annotations
 
@@ -59,18 +62,19 @@ class HelpList(LineList):
                 rows += [Row([("", "")]), Row([(group, "heading")])]
             key = f"{entry.action}@{entry.keys}"
             mark = "›" if key == self.cursor_key else " "
-            lines = wrap(entry.tooltip, max(20, width - 38))
+            label = 20 if width >= 90 else 15
+            lines = wrap(entry.tooltip, max(20, width - label - 17))
             rows.append(
                 Row(
                     [
-                        (f"{mark} {entry.keys:<15.15}", "key"),
-                        (f"{entry.label:<20.20} ", "bold"),
+                        (f"{mark} {entry.keys:<13.13}", "key"),
+                        (f"{entry.label:<{label}.{label}} ", "bold"),
                         (lines[0], ""),
                     ],
                     key,
                 )
             )
-            rows += [Row([(" " * 38, ""), (line, "")]) for line in lines[1:]]
+            rows += [Row([(" " * (label + 16), ""), (line, "")]) for line in lines[1:]]
         if not found:
             rows.append(Row([("no key does that here", "dim")]))
         return [], rows

@@ -17,8 +17,8 @@ class JumpScreen(ModalScreen[None]):
     """Letters over the focusable panes of the screen below."""
 
     DEFAULT_CSS = """
-    JumpScreen { background: $background 40%; layers: letters; }
-    JumpScreen Label { layer: letters; position: absolute; width: 5; padding: 0 1; background: $accent; color: $background; text-style: bold; }
+    JumpScreen { background: $background 40%; layers: letters; } JumpScreen Label { layer: letters; position:
+    absolute; width: 5; padding: 0 1; background: $accent; color: $background; text-style: bold; }
     JumpScreen:ansi Label { text-style: bold reverse; }
     """
 

@@ -31,11 +31,12 @@ class LiveScreen(BaseScreen):
 
     MODE = "live"
     HELP = (
-        "One line per rank: what PyTorch has allocated and what its caching allocator keeps reserved, the highest "
-        "allocated peak, the share of reserved memory that even the last step's peak did not use (idle), and the change "
-        "per step of what a step never goes below. The chart shows the selected rank: dark is what stays over the whole "
-        "step, light is the peak inside the step, amber is what the allocator keeps beyond it. A rising dark area is a "
-        "leak; a wide amber one is fragmentation. A job without a GPU shows host memory instead."
+        "One line per rank: what PyTorch has allocated and what its caching allocator keeps reserved, the "
+        "highest allocated peak, the share of reserved memory that even the last step's peak did not use "
+        "(idle), and the change per step of what a step never goes below. The chart shows the selected rank: "
+        "dark is what stays over the whole step, light is the peak inside the step, amber is what the "
+        "allocator keeps beyond it. A rising dark area is a leak; a wide amber one is fragmentation. A job "
+        "without a GPU shows host memory instead."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.LIVE, actions.TIMELINE)]
     DEFAULT_CSS = """
@@ -91,12 +92,17 @@ class LiveScreen(BaseScreen):
         self.query_one(EventLog).show(frame.events)
         row = frame.row(self.host.rank)
         view = _VIEWS[self._view]
+        peaks = frame.phase_peaks.get(self.host.rank, {})
+        if view == "selected" and peaks and not frame.history(self.host.rank).peak:
+            view = "phases"  # the first step has not ended: its phases are all there is to see
+        for name in _VIEWS:
+            self.set_class(name == view, f"-{name}")
         if view == "selected":
             self.query_one("#timeline", Timeline).show(timeline_data(frame, row))
         elif view == "all":
             self._show_multiples(frame)
         else:
-            self.query_one(PhaseBars).show(row, frame.phase_peaks.get(self.host.rank, {}))
+            self.query_one(PhaseBars).show(row, peaks)
 
     def _show_multiples(self, frame: Frame) -> None:
         grid = self.query_one("#grid", Container)
@@ -151,8 +157,6 @@ class LiveScreen(BaseScreen):
 
     def action_view(self) -> None:
         self._view = (self._view + 1) % len(_VIEWS)
-        for name in _VIEWS:
-            self.set_class(name == _VIEWS[self._view], f"-{name}")
         self.refresh_frame()
 
     def action_sort(self) -> None:

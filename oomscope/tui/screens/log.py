@@ -65,7 +65,9 @@ class LogScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.LOG)]
     DEFAULT_CSS = """
     LogScreen { background: $background; }
-    LogScreen > Vertical { border: round $line; border-title-style: bold; padding: 0 1; background: $background; }
+    LogScreen > Vertical { border: round $line; border-title-style: bold; border-title-color: $foreground;
+        border-subtitle-color: $foreground; padding: 0 1; background: $background;
+    }
     LogScreen Input { display: none; height: 1; border: none; padding: 0 1; background: $panel; }
     LogScreen.-search Input { display: block; }
     """

@@ -11,9 +11,11 @@ from textual.containers import Horizontal, Vertical
 from oomscope.tui import actions
 from oomscope.tui.editor import edit
 from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.widgets.composition import CompositionBars
 from oomscope.tui.widgets.flowchart import EvidenceList, FlowList, SourcePane, VerdictBlock
 from oomscope.tui.widgets.lines import LineList
 from oomscope.views import diagnosis as view
+from oomscope.views import wording
 from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Fact, Headline
 
@@ -23,9 +25,10 @@ class OomScreen(BaseScreen):
 
     MODE = "oom"
     HELP = (
-        "At the top the most likely cause, how sure it is, and the card at the moment of failure. Below, the questions "
-        "that were asked: ● is on the path to the cause, ? could not be answered. Every question has its evidence, and "
-        "where evidence is missing, the cheapest way to get it. d shows the questions off the path too."
+        "At the top the most likely cause, how sure it is, and the card at the moment of failure. Below, the "
+        "questions that were asked: ● is on the path to the cause, ? could not be answered. Every question "
+        "has its evidence, and where evidence is missing, the cheapest way to get it. d shows the questions "
+        "off the path too."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.OOM)]
     DEFAULT_CSS = """
@@ -36,7 +39,8 @@ class OomScreen(BaseScreen):
     OomScreen.-narrow #middle { layout: vertical; }
     OomScreen.-narrow #flow-pane { height: auto; max-height: 50%; }
     OomScreen.-narrow FlowList { height: auto; max-height: 100%; }
-    OomScreen.-narrow #evidence-pane { border-top: solid $line; }
+    OomScreen #lower { height: 1fr; display: none; }
+    OomScreen.-tall.-composition #lower { display: block; }
     OomScreen SourcePane { height: auto; max-height: 7; border-top: solid $line; display: none; }
     OomScreen.-source SourcePane { display: block; }
     """
@@ -46,13 +50,16 @@ class OomScreen(BaseScreen):
         with Horizontal(id="middle"):
             with Vertical(id="flow-pane", classes="pane"):
                 yield FlowList(id="flow")
-            with Vertical(id="evidence-pane", classes="pane"):
+            with Vertical(id="evidence-pane", classes="pane ruled"):
                 yield EvidenceList(id="evidence")
+        with Horizontal(id="lower"), Vertical(id="composition-pane", classes="pane"):
+            yield CompositionBars(id="composition")
         yield SourcePane()
 
     def on_mount(self) -> None:
         self.query_one("#flow-pane").border_title = "Questions"
         self.query_one("#evidence-pane").border_title = "Evidence"
+        self.query_one("#composition-pane").border_title = "In memory at the peak"
         self.query_one("#flow").focus()
 
     # -- showing -----------------------------------------------------------------------------
@@ -70,6 +77,9 @@ class OomScreen(BaseScreen):
             flow.shows_all = True
         flow.show(found)
         self.query_one(EvidenceList).show(flow.node, found.verdict)
+        self.set_class(frame.composition is not None, "-composition")
+        word = "simulated" if found.attempt in _simulated(frame) else "measured"
+        self.query_one(CompositionBars).show(frame.composition, word)
         where = found.verdict.where if found.verdict else None
         lines = view.source_lines(where, context=2 if tall else 1) if where else ()
         self.set_class(bool(lines), "-source")
@@ -86,12 +96,14 @@ class OomScreen(BaseScreen):
         return Headline("✖", "error", "OUT OF MEMORY", tuple(facts))
 
     def alert(self, frame: Frame) -> Alert | None:
-        if frame.alert is not None and frame.alert.key == "2":
-            fixes = frame.fixes
-            if fixes is not None and fixes.rows:
-                return Alert("info", "fixes were predicted for this attempt", "4", "fixes")
-            return Alert(frame.alert.severity, frame.alert.text)
-        return frame.alert
+        fixes = frame.fixes
+        if frame.diagnosis is None or frame.state in ("running", "predicting", "done") or fixes is None:
+            return frame.alert
+        fitting = sum(bool(row.predicted and row.predicted.fits) for row in fixes.rows)
+        if fitting:
+            words = wording.plural(fitting, "fix is predicted to fit", "fixes are predicted to fit")
+            return Alert("ok", words, "4", "choose" if frame.state == "waiting" else "fixes")
+        return Alert("warn", "no single fix is predicted to fit", "4", "fixes")
 
     def copy_text(self) -> str:
         found = self.host.frame.diagnosis if self.host.frame else None
@@ -128,6 +140,11 @@ class OomScreen(BaseScreen):
         self.notify("no memory trace with this attempt: what-if needs a snapshot with history")
 
 
+def _simulated(frame: Frame) -> set[int]:
+    """Attempts that ran on a simulated device."""
+    return {row.number for row in frame.comparison.attempts if row.simulated} if frame.comparison else set()
+
+
 def _missing(frame: Frame) -> tuple[str, str]:
     if frame.state == "diagnosing":
         return "Finding the cause.", "It takes a few seconds; this screen fills by itself."
@@ -136,8 +153,9 @@ def _missing(frame: Frame) -> tuple[str, str]:
         if growing:
             return (
                 f"No out-of-memory error yet, but rank {growing[0].rank} is on its way to one.",
-                "Its lows rise from step to step: something is kept that each step adds to. Press s for a memory snapshot "
-                "now and 3 to see what is held; the full diagnosis comes with the error itself.",
+                "Its lows rise from step to step: something is kept that each step adds to. Press s for a "
+                "memory snapshot now and 3 to see what is held; the full diagnosis comes with the error "
+                "itself.",
             )
         return "No out-of-memory error so far.", "The diagnosis appears here by itself when one happens."
     if frame.state == "done":

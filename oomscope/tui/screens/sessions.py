@@ -34,23 +34,23 @@ class SessionList(LineList):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._sessions: tuple[SessionRow, ...] = ()
+        self.sessions: tuple[SessionRow, ...] = ()
         self._now = 0.0
         self.words = ""
 
     def show(self, sessions: Sequence[SessionRow], now: float) -> None:
-        self._sessions, self._now = tuple(sessions), now
+        self.sessions, self._now = tuple(sessions), now
         self.invalidate()
 
     @property
     def current(self) -> SessionRow | None:
-        return next((row for row in self._sessions if str(row.path) == self.cursor_key), None)
+        return next((row for row in self.sessions if str(row.path) == self.cursor_key), None)
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         wide = width >= 110
         head = f"   {'age':>6}  {'state':<11}{'script':<24}{'tries':>6}{'peak GiB':>9}  {'cause':<28}"
         head += "  session" if wide else ""
-        rows = [self._line(row, width, wide) for row in self._sessions if row.matches(self.words)]
+        rows = [self._line(row, width, wide) for row in self.sessions if row.matches(self.words)]
         if not rows:
             rows = [Row([("   no session matches", "dim")])]
         return [[(head[:width], "heading")]], rows
@@ -83,9 +83,9 @@ class SessionsScreen(BaseScreen):
 
     MODE = "sessions"
     HELP = (
-        "Every run that was recorded, newest first, with its last cause and highest reserved peak. enter opens one in "
-        "this viewer; / shows only those with some text. Sessions are kept for 14 days or 10 GiB, running and pinned ones "
-        "always."
+        "Every run that was recorded, newest first, with its last cause and highest reserved peak. enter "
+        "opens one in this viewer; / shows only those with some text. Sessions are kept for 14 days or 10 "
+        "GiB, running and pinned ones always."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.SESSIONS)]
     DEFAULT_CSS = """
@@ -126,6 +126,7 @@ class SessionsScreen(BaseScreen):
             return
         self.show_missing()
         self.query_one(SessionList).show(message.rows, self.host.clock())
+        self.refresh_frame()
 
     def show_frame(self, frame: Frame) -> None:
         listing = self.query_one(SessionList)
@@ -136,7 +137,15 @@ class SessionsScreen(BaseScreen):
         return Headline("≡", "info", "SESSIONS", (Fact(f"open: {frame.path.name}", 5),))
 
     def alert(self, frame: Frame) -> Alert | None:
-        return frame.alert if frame.is_active else None
+        if frame.is_active:
+            return frame.alert
+        rows = self.query_one(SessionList).sessions
+        ended = sum(bool(row.verdict) for row in rows)
+        return (
+            Alert("info", f"{wording.plural(len(rows), 'session')}, {ended} with a cause found")
+            if rows
+            else None
+        )
 
     def copy_text(self) -> str:
         return self.query_one(SessionList).plain_text()

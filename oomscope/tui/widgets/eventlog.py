@@ -1,4 +1,4 @@
-"""What happened in the session, as a list that follows its end, and the last lines of it while something is awaited."""
+"""What happened in the session: the whole list, or its last lines where there is little room."""
 
 from __future__ import annotations
 

@@ -150,18 +150,25 @@ class FixBars(LineList, can_focus=False):
         return [], rows
 
 
-def bar_spans(bar: Bar, capacity: int | None, all_bars: Sequence[Bar], word: str, width: int) -> list[Span]:
-    """One bar, its interval as a lighter part, the capacity as a line through it, and its number."""
+def _bar_label(bar: Bar, capacity: int | None, word: str) -> str:
     label = f" {wording.gib(bar.value_bytes):>6} GiB"
     if bar.kind == "predicted":
-        half = (bar.high_bytes - bar.low_bytes) / 2
-        label += f" predicted ±{wording.gib(half)}"
+        label += f" predicted ±{wording.gib((bar.high_bytes - bar.low_bytes) / 2)}"
+    elif bar.kind == "needed":
+        label += " needed"
     else:
         label += f" {word}"
     if capacity is not None:
         over = bar.value_bytes - capacity
         label += f", {wording.gib(abs(over))} {'over' if over > 0 else 'below'}"
-    room = max(10, width - 13 - 36)
+    return label
+
+
+def bar_spans(bar: Bar, capacity: int | None, all_bars: Sequence[Bar], word: str, width: int) -> list[Span]:
+    """One bar, its interval as a lighter part, the capacity as a line through it, and its number."""
+    label = _bar_label(bar, capacity, word)
+    longest = max(len(_bar_label(each, capacity, "simulated")) for each in all_bars)
+    room = max(10, width - 13 - max(longest, len(label)) - 1)
     top = (
         max([capacity or 0, *(b.high_bytes for b in all_bars), *(b.value_bytes for b in all_bars)]) * 1.02
         or 1
@@ -177,7 +184,7 @@ def bar_spans(bar: Bar, capacity: int | None, all_bars: Sequence[Bar], word: str
             cells.append(("│", "bold"))
         elif x < low:
             cells.append(
-                ("█" if bar.kind != "predicted" else "▓", solid if limit < 0 or x < limit else "error")
+                ("█" if bar.kind != "predicted" else "▓", solid if limit < 0 or x < limit else "over")
             )
         elif x < high:
             cells.append(("▒", "predicted"))
@@ -266,6 +273,6 @@ def preview_rows(lines: Sequence[PreviewLine], width: int) -> list[Row]:
             lead = ""
         elif line.kind == "added" and line.text[:1] != "+":
             lead = "+ "
-        for part in wrap(line.text, max(10, width - len(lead)), 2):
-            rows.append(Row([(lead, style), (part, style)]))
+        parts = wrap(line.text, max(10, width - len(lead)), 2)
+        rows += [Row([(lead, style), (part, style)]) for part in parts]
     return rows

@@ -1,4 +1,4 @@
-"""The walked flowchart, the evidence of one node, the verdict, and the source line: the parts of the OOM screen."""
+"""The parts of the OOM screen: walked flowchart, evidence of one node, verdict, source line."""
 
 from __future__ import annotations
 
@@ -209,7 +209,8 @@ def _card_bar(found: Diagnosis, width: int) -> list[Span]:
     free = found.device_free_bytes
     asked = f"  asked {wording.size(found.requested_bytes)}" if found.requested_bytes is not None else ""
     left = f", free {wording.size(free)}" if free is not None else ""
-    label = f" {wording.gib(allocated)} allocated, {wording.gib(reserved)} reserved of {wording.gib(capacity)} GiB{left}"
+    held = f" {wording.gib(allocated)} allocated, {wording.gib(reserved)} reserved"
+    label = f"{held} of {wording.gib(capacity)} GiB{left}"
     room = width - len(label) - len(asked)
     if room < 12:
         label, room = f" {wording.gib(allocated)}/{wording.gib(reserved)}/{wording.gib(capacity)} GiB", 0

@@ -1,4 +1,4 @@
-"""The parts that every screen has: title line, alert line, footer, and what stands in for missing data or room."""
+"""The parts that every screen has: title line, alert line, footer, and stand-ins for missing data or room."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from oomscope.views.headline import Alert, Headline
 #: Smallest terminal in which the screens are laid out, columns x rows.
 MINIMUM = (60, 15)
 
+#: Labels that every footer ends with.
+_LAST = ("Help", "Quit")
 _GLYPHS = {"error": "▲", "warn": "!", "ok": "✔", "info": "·"}
 
 
@@ -108,18 +110,14 @@ class FooterLine(OneLine):
             self.refresh()
 
     def spans(self, width: int) -> Sequence[Span]:
-        tabs = self._tabs(short=width < 100)
-        chosen = sorted(self._keys, key=lambda entry: -entry[2])
-        room = width - width_of(tabs) - 1
-        while chosen and self._needs(chosen) > room:
-            chosen.pop()
-        # What fits is decided by priority; help and quit then stand last, where one looks for them.
-        chosen.sort(key=lambda entry: (entry[1] in ("Help", "Quit"), -entry[2]))
+        narrow = width < 100
+        tabs = self._tabs(short=narrow)
+        chosen = self._fitting(width - width_of(tabs) - 1, narrow)
         left: list[Span] = []
         self._targets = []
-        for key, label, _ in chosen:
+        for key, label in chosen:
             start = width_of(left)
-            left += [(f" {key_name(key)}", "bar-key"), (f" {label} ", "bar")]
+            left += [(f" {key_name(key)}", "bar-key"), (f" {label} " if label else " ", "bar")]
             self._targets.append((start, width_of(left), key))
         line = [*pad(left, width - width_of(tabs), "bar"), *tabs]
         at = width - width_of(tabs)
@@ -138,9 +136,20 @@ class FooterLine(OneLine):
             out.append((f"{text} " if current else f" {text}", "tab" if current else "bar"))
         return out
 
+    def _fitting(self, room: int, narrow: bool) -> list[tuple[str, str]]:
+        """Keys and labels that fit, by priority; help and quit stand last and lose their words first."""
+        always = [(key, "" if narrow else label) for key, label, _ in self._keys if label in _LAST]
+        room -= sum(self._cells(*entry) for entry in always)
+        chosen = []
+        for key, label, _ in sorted(self._keys, key=lambda entry: -entry[2]):
+            if label not in _LAST and self._cells(key, label) <= room:
+                chosen.append((key, label))
+                room -= self._cells(key, label)
+        return [*chosen, *always]
+
     @staticmethod
-    def _needs(entries: Sequence[tuple[str, str, int]]) -> int:
-        return sum(len(key_name(key)) + len(label) + 3 for key, label, _ in entries)
+    def _cells(key: str, label: str) -> int:
+        return len(key_name(key)) + len(label) + (3 if label else 2)
 
     def on_click(self, event: events.Click) -> None:
         for start, end, key in self._targets:

@@ -1,7 +1,7 @@
 """A list of styled lines with a cursor, on Textual's line API: the base of every table, tree and log here.
 
-Rows are built once per change of data, width or theme; a strip is painted when its line is first shown and kept
-until then. A list of a million rows costs what is visible.
+Rows are built once per change of data, width or theme; a strip is painted when its line is first shown and
+kept until then. A list of a million rows costs what is visible.
 """
 
 from __future__ import annotations

@@ -76,22 +76,27 @@ def columns(left: Sequence[Span], right: Sequence[Span], width: int, fill: str =
 
 
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:
-    """`text` broken at spaces into lines of at most `width` cells; later lines start with `indent` spaces."""
+    """`text` broken at spaces into lines of at most `width` cells.
+
+    Leading spaces of a paragraph stay; its further lines start with as many and `indent` more.
+    """
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
-        line, lead = "", ""
-        for word in paragraph.split(" "):
-            candidate = f"{line} {word}" if line.strip() else lead + word
-            if cell_len(candidate) <= width or not line.strip():
-                line = candidate
-            else:
+        body = paragraph.lstrip(" ")
+        lead = " " * min(len(paragraph) - len(body), width // 2)
+        later = lead + " " * indent
+        line = lead
+        for word in body.split(" "):
+            joined = line + word if line in (lead, later) else f"{line} {word}"
+            if cell_len(joined) <= width:
+                line = joined
+                continue
+            if line.strip():
                 lines.append(line)
-                lead = " " * indent
-                line = lead + word
-            while cell_len(line) > width > indent:
+            line = later + word
+            while cell_len(line) > width > len(later):
                 lines.append(line[:width])
-                lead = " " * indent
-                line = lead + line[width:]
+                line = later + line[width:]
         lines.append(line)
     return lines
 

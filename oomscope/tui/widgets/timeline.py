@@ -1,7 +1,8 @@
 """The memory of one rank over its steps: three filled layers under the card's limit, with a cursor and marks.
 
-A cell can show two colours, text on background. The layers are nested (low <= peak <= reserved), so in the cell where
-one ends, the next one that reaches above that edge is the background: no layer is dropped and no gap opens.
+A cell can show two colours, text on background. The layers are nested (low <= peak <= reserved), so in the
+cell where one ends, the next one that reaches above that edge is the background: no layer is dropped and no
+gap opens.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class Timeline(Widget):
         return parts
 
     def _top(self, shown: Columns) -> int:
-        """Top of the chart: the card's capacity, unless everything is so far below that it would be a flat line."""
+        """Top of the chart: the card's capacity, unless all is so far below that it would be a flat line."""
         highest = max(max(shown.peak), max(shown.reserved, default=0), 1)
         capacity = self._data.capacity_bytes
         if capacity is not None and highest > capacity * 0.2:
