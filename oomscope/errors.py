@@ -27,7 +27,7 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, Optional
+from typing import Optional
 
 
 class ExitCode(enum.IntEnum):
@@ -49,7 +49,7 @@ class ExitCode(enum.IntEnum):
 class OomscopeError(Exception):
     """Base of all reported errors: one sentence, and a hint that names the next step."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.BUG
+    exit_code: ExitCode = ExitCode.BUG
 
     def __init__(self, message: str, *, hint: Optional[str] = None) -> None:
         super().__init__(message)

@@ -101,12 +101,12 @@ def main(argv: list[str] | None = None) -> int:
         return _report(error)
     except click.exceptions.Exit as leave:
         return leave.exit_code
-    except click.UsageError as error:
-        error.show()
-        return int(ExitCode.USAGE)
     except click.ClickException as error:
         error.show()
-        return int(ExitCode.USAGE)
+        context = getattr(error, "ctx", None)
+        # `run` keeps 1 to 124 for the job's own codes, as `timeout` and `docker run` do.
+        started_a_job = context is not None and context.info_name == "run"
+        return int(ExitCode.NOT_STARTED if started_a_job else ExitCode.USAGE)
     except (KeyboardInterrupt, click.Abort):
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:

@@ -1,0 +1,298 @@
+"""The loop that oomscope exists for: run, diagnose, predict, decide, rerun, prove.
+
+It is the same loop in the foreground and in a detached supervisor; only who narrates and who decides differs. Every
+step is written to the session folder before the next one starts, so that a viewer sees the same as the loop itself,
+and so that a prediction stands on disk before the rerun that tests it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oomscope.core.diagnosis import diagnose
+from oomscope.core.fixes.proof import prove
+from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
+from oomscope.launch.predict import launch_changes, predict
+from oomscope.launch.processes import Output
+from oomscope.live.evidence import collect
+from oomscope.protocol import layout
+from oomscope.simulate import cards
+from oomscope.store.files import write_json
+from oomscope.store.session import Attempt, Session
+
+#: Attempts in one loop: the same failure three times is a matter for a person.
+MAX_ATTEMPTS = 3
+#: Risk classes of a fix, from harmless to far-reaching.
+RISKS = ("none", "exact", "rounding", "semantic", "topology")
+
+#: Ids of the fixes to apply next, or None to stop. It gets the `oomscope.fixes/1` object.
+Decide = Callable[[Mapping[str, Any]], Sequence[str] | None]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the user asked for, in values that JSON can carry to a supervisor."""
+
+    command: tuple[str, ...]
+    cwd: str
+    device: str | None = None
+    """A simulated card, without "sim:"; None: whatever the machine has."""
+    steps: int | None = None
+    ranks: tuple[int, ...] | None = None
+    detail: bool = False
+    output: Output = "files"
+    take_best: bool = False
+    """Take the recommended plan without asking."""
+    chosen: tuple[str, ...] = ()
+    """Fixes to take in place of the recommended plan."""
+    initial: tuple[str, ...] = ()
+    """Fixes of a plan file, active from the first attempt on."""
+    allowed_risk: str = "rounding"
+    """The highest risk class that may be taken without asking."""
+    max_attempts: int = MAX_ATTEMPTS
+    budget_s: float | None = None
+    """No further attempt starts after so many seconds."""
+    predict: bool = True
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RunRequest:
+        """The request that `dataclasses.asdict` and JSON made lists of."""
+        return cls(**{key: tuple(each) if isinstance(each, list) else each for key, each in value.items()})
+
+
+@dataclass
+class LoopOutcome:
+    """How the loop ended."""
+
+    exit_code: int
+    """The exit code of the last attempt's own process."""
+    oom: bool = False
+    """The last attempt died of an out-of-memory error."""
+    attempts: list[int] = field(default_factory=list)
+    refused: list[dict[str, str]] = field(default_factory=list)
+    """`{"fix": id, "reason": sentence}` of each fix that was asked for and refused."""
+
+
+class Loop:
+    """One session's attempts, from the first launch to the proof."""
+
+    def __init__(
+        self,
+        session: Session,
+        request: RunRequest,
+        env: Mapping[str, str],
+        *,
+        decide: Decide = lambda fixes: None,
+        on_event: Callable[[dict[str, Any]], None] = lambda record: None,
+        on_poll: Callable[[], None] | None = None,
+        control: JobControl | None = None,
+    ) -> None:
+        """Prepare; nothing starts yet.
+
+        Args:
+            session: where everything is written.
+            request: what to run and what is allowed.
+            env: the job's environment without any fix; later attempts are derived from it, never from each other.
+            decide: asked when neither an option nor `take_best` has chosen.
+            on_event: gets every record that goes to supervisor.jsonl, right after it was written.
+            on_poll: called often while a job runs; it may use `control`.
+            control: ends the running job, and with it the loop.
+        """
+        self.session = session
+        self.request = request
+        self.env = dict(env)
+        self.decide = decide
+        self.on_event = on_event
+        self.on_poll = on_poll
+        self.control = control or JobControl()
+        self.card = cards.resolve(request.device) if request.device else None
+        self.outcome = LoopOutcome(exit_code=0)
+        self._started = time.monotonic()
+
+    def run(self) -> LoopOutcome:
+        """Run attempts until one survives, nothing more can be done, or the user has had enough."""
+        fixes: tuple[str, ...] = tuple(self.request.initial)
+        previous: Attempt | None = None
+        while True:
+            attempt, result = self._attempt(fixes, previous)
+            self._diagnose(attempt)
+            if previous is not None:
+                self._prove(previous, attempt)
+            if not result.oom or not self._may_continue():
+                break
+            chosen = self._choose(self._predict(attempt), fixes)
+            if not chosen:
+                break
+            previous, fixes = attempt, chosen
+        self.session.set_state(self._final_state())
+        return self.outcome
+
+    def _attempt(self, fixes: tuple[str, ...], previous: Attempt | None) -> tuple[Attempt, JobResult]:
+        spec, changes = self._spec(fixes, previous)
+        attempt = self.session.new_attempt()
+        attempt.write_info(
+            {
+                "attempt": attempt.number,
+                "command": list(spec.command),
+                "cwd": str(spec.cwd),
+                "device": self.request.device,
+                "steps": spec.steps,
+                "fixes": list(fixes),
+                "changes": changes,
+            }
+        )
+        self.session.set_state("running", attempt=attempt.number)
+        self._note(
+            "attempt_started",
+            attempt=attempt.number,
+            command=list(spec.command),
+            fixes=list(fixes),
+            pid=os.getpid(),
+        )
+        result = run_job(
+            replace(spec, attempt_dir=attempt.path),
+            session=self.session,
+            on_poll=self.on_poll,
+            control=self.control,
+        )
+        self._note("attempt_ended", attempt=attempt.number, exit_code=result.exit_code, oom=result.oom)
+        self.outcome.attempts.append(attempt.number)
+        self.outcome.exit_code = result.exit_code
+        self.outcome.oom = result.oom
+        return attempt, result
+
+    def _spec(self, fixes: tuple[str, ...], previous: Attempt | None) -> tuple[JobSpec, dict[str, Any]]:
+        """The launch of the next attempt, and how it differs from the user's own command."""
+        request = self.request
+        spec = JobSpec(
+            command=request.command,
+            cwd=Path(request.cwd),
+            env=self.env,
+            device=self.card,
+            plan={"fixes": []},
+            steps=request.steps,
+            # The heavier probes are for attempts that are investigated anyway; the first real run stays light.
+            detail=request.detail or self.card is not None or previous is not None,
+            role="attempt",
+            attempt_dir=self.session.path,
+            output=request.output,
+            ranks=request.ranks,
+        )
+        if not fixes:
+            return spec, {"env": {}, "plan": {"fixes": []}, "argv": []}
+        planned = launch_changes(fixes, previous, env=self.env)
+        changes = {"env": dict(planned.env), "plan": dict(planned.plan), "argv": list(planned.argv)}
+        spec = replace(
+            spec,
+            command=(*spec.command, *planned.argv),
+            env={**self.env, **planned.env},
+            plan=changes["plan"],
+        )
+        return spec, changes
+
+    def _diagnose(self, attempt: Attempt) -> None:
+        self.session.set_state("diagnosing")
+        self._note("diagnosing", attempt=attempt.number)
+        findings = diagnose(collect(attempt.path)).to_json()
+        write_json(attempt.path / layout.FINDINGS_FILE, findings)
+        rule = findings["verdicts"][0]["rule"] if findings["verdicts"] else None
+        self._note("diagnosed", attempt=attempt.number, rule=rule)
+
+    def _predict(self, attempt: Attempt) -> dict[str, Any]:
+        if not self.request.predict:
+            return {"fixes": [], "plans": [], "recommended": None}
+        self.session.set_state("predicting")
+
+        def progress(fix: str, done: int, total: int) -> None:
+            self._note("predicting", fix=fix, done=done, total=total)
+
+        catalogue = predict(
+            self.session, attempt, card=self.card, on_progress=progress, spec=self._spec((), None)[0]
+        )
+        write_json(attempt.path / layout.FIXES_FILE, catalogue)
+        self._note("predicted", attempt=attempt.number)
+        return catalogue
+
+    def _choose(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:
+        """The ids for the next attempt: asked for, recommended, or decided by a person; empty to stop."""
+        if self.request.chosen:
+            if set(self.request.chosen) <= set(active):
+                self._say("the chosen fixes were not enough")
+                return ()
+            return self._accepted(catalogue, self.request.chosen, by="option")
+        if self.request.take_best:
+            return self._recommended(catalogue, active)
+        self.session.set_state("waiting")
+        self._note("waiting")
+        chosen = self.decide(catalogue)
+        return self._accepted(catalogue, tuple(chosen), by="user") if chosen else ()
+
+    def _recommended(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:
+        ids = tuple(catalogue.get("recommended") or ())
+        if not ids:
+            self._say("no fix is predicted to make the job fit")
+            return ()
+        if set(ids) <= set(active):
+            self._say(
+                "the recommended fixes are active already: the prediction was wrong, nothing is repeated"
+            )
+            return ()
+        risks = {fix["id"]: fix["risk"] for fix in catalogue["fixes"]}
+        limit = RISKS.index(self.request.allowed_risk)
+        too_risky = [each for each in ids if RISKS.index(risks[each]) > limit]
+        if too_risky:
+            risk = risks[too_risky[0]]
+            self._say(
+                f"{', '.join(too_risky)} would help, but its risk is {risk}: allow it with --risk {risk}"
+            )
+            return ()
+        return self._accepted(catalogue, ids, by="recommendation")
+
+    def _accepted(self, catalogue: Mapping[str, Any], ids: tuple[str, ...], by: str) -> tuple[str, ...]:
+        """`ids` when every one of them applies; otherwise each refusal is recorded and nothing is rerun."""
+        known = {fix["id"]: fix for fix in catalogue["fixes"]}
+        for each in ids:
+            fix = known.get(each)
+            if fix is not None and fix["applicable"]:
+                continue
+            reason = fix["why_not"] if fix is not None else "there is no such fix for this failure"
+            self.outcome.refused.append({"fix": each, "reason": reason})
+            self._say(f"{each} refused: {reason}")
+        if self.outcome.refused:
+            return ()
+        self._note("decision", fixes=list(ids), by=by)
+        return ids
+
+    def _prove(self, before: Attempt, after: Attempt) -> None:
+        write_json(after.path / layout.PROOF_FILE, prove(before.path, after.path))
+        self._note("proved", attempt=after.number)
+
+    def _may_continue(self) -> bool:
+        if self.control.level:
+            return False
+        if len(self.outcome.attempts) >= self.request.max_attempts:
+            self._say(f"stopped after {len(self.outcome.attempts)} attempts (--max-attempts)")
+            return False
+        budget = self.request.budget_s
+        if budget is not None and time.monotonic() - self._started > budget:
+            self._say(f"stopped: the budget of {budget:g} s is used up (--budget)")
+            return False
+        return True
+
+    def _final_state(self) -> str:
+        if self.outcome.oom:
+            return "oom"
+        return "done" if self.outcome.exit_code == 0 else "failed"
+
+    def _say(self, text: str) -> None:
+        self._note("note", text=text)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        record = {"k": kind, **fields}
+        self.session.append_supervisor(record)
+        self.on_event(record)
