@@ -69,25 +69,7 @@ def alive_at(tracker: Tracker, peak: Peak) -> Iterable[Allocation]:
     yield from peak.died_since
 
 
-class Names:
-    """Readable names of modules: the path from the outermost module that contains it."""
-
-    def __init__(self) -> None:
-        self._paths: dict[int, str] = {}
-
-    def learn(self, root: Any) -> None:
-        """Name every module below `root`."""
-        for path, module in root.named_modules():
-            self._paths.setdefault(id(module), path or type(module).__name__)
-
-    def of(self, reference: Any) -> str | None:
-        module = reference() if reference is not None else None
-        if module is None:
-            return None
-        return self._paths.get(id(module), type(module).__name__)
-
-
-def compose(tracker: Tracker, index: int, names: Names) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def compose(tracker: Tracker, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The peak of card `index` as [{"category", "bytes"}] and [{"module", "bytes"}], largest first."""
     for optimizer in list(tracker.optimizers):
         mark_optimizer(tracker, optimizer)
@@ -99,7 +81,7 @@ def compose(tracker: Tracker, index: int, names: Names) -> tuple[list[dict[str, 
             category = category_of(allocation)
             categories[category] = categories.get(category, 0) + allocation.size
             if category in ("activations", "temporaries", "workspaces"):
-                name = names.of(allocation.module) or ""
+                name = allocation.module or ""
                 modules[name] = modules.get(name, 0) + allocation.size
     by_size = sorted(categories.items(), key=lambda item: -item[1])
     by_module = sorted(modules.items(), key=lambda item: -item[1])[:200]

@@ -122,7 +122,10 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
                     return self._on_host(func, types, args, kwargs)
                 if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
                     return func(*args, **kwargs)
-        return self.simulate(func, args, kwargs)
+        try:
+            return self.simulate(func, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise error.with_traceback(None) from None  # the way through here tells the user nothing
 
     def _kind(self, tensor_type: type) -> int:
         kind = _PLAIN

@@ -14,7 +14,7 @@ import torch
 from ..errors import SetupError
 from . import accumulate, guard
 from .cards import Card, resolve
-from .composition import Names, compose
+from .composition import compose
 from .device import Device
 from .ending import end_before_static_destructors, let_device_threads_finish
 from .frames import StackTable
@@ -75,10 +75,7 @@ class Session:
         """The record "peak": the highest point of the card that this process used most."""
         peaks = self.tracker.peaks
         index = max(peaks, key=lambda each: peaks[each].bytes, default=0)
-        names = Names()
-        for root in list(self.tracker.roots):
-            names.learn(root)
-        composition, modules = compose(self.tracker, index, names)
+        composition, modules = compose(self.tracker, index)
         step, phase = (None, None) if index not in peaks else peaks[index].where
         return {
             "k": "peak",

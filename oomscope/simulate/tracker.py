@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -51,8 +52,8 @@ class Allocation:
         self.phase = "init"
         self.grad = False
         """Whether autograd was recording."""
-        self.module: Any = None
-        """Weak reference to the innermost `torch.nn.Module` that was running."""
+        self.module: str | None = None
+        """Path of the innermost `torch.nn.Module` that was running."""
 
 
 class Peak:
@@ -80,8 +81,8 @@ class Tracker:
         self.allocations: set[Allocation] = set()
         self.peaks: dict[int, Peak] = {}
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Whole models, from which modules get their names."""
+        self.module_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """Path of every module below the outermost one that contains it."""
         self.where: Any = None
         """Callable of the agent that tells (step, phase); None without an agent."""
         self.phase = "init"
@@ -89,7 +90,7 @@ class Tracker:
         self.events = 0
         self.hint: str | None = None
         """Category of allocations made now, set around code whose purpose is known."""
-        self.sequence: dict[int, tuple[Any, Stack | None]] = {}
+        self.sequence: dict[int, tuple[str | None, Stack | None]] = {}
         """Autograd sequence number -> (module, stack) of the forward operation."""
         self.streams = threading.local()
         self.closing = False
@@ -171,7 +172,7 @@ class Tracker:
                 if allocation is not None:
                     self.free(allocation)
 
-    def _origin(self, frame: FrameType | None, want_stack: bool) -> tuple[Any, Stack | None]:
+    def _origin(self, frame: FrameType | None, want_stack: bool) -> tuple[str | None, Stack | None]:
         """The module and Python stack that an allocation belongs to.
 
         In a backward pass there are no Python frames of the model: those of the forward operation are found
@@ -181,16 +182,34 @@ class Tracker:
             node = torch._C._current_autograd_node()
             if node is not None:
                 return self._forward_of(node._sequence_nr(), frame, want_stack)
-        module = running_module(frame)
+        module = self._running_module(frame)
         stack = self.stacks.take(frame) if want_stack else None
         if torch.is_grad_enabled():
             if module is not None and self.phase == "init":
                 self.enter("forward")
-                self.roots.add(_outermost_module(frame))
             self.sequence[torch._C._autograd._get_sequence_nr() - 1] = (module, stack)
         return module, stack
 
-    def _forward_of(self, number: int, frame: FrameType | None, want_stack: bool) -> tuple[Any, Stack | None]:
+    def _running_module(self, frame: FrameType | None) -> str | None:
+        """Path of the innermost module on the stack."""
+        module = next(_running_modules(frame), None)
+        if module is None:
+            return None
+        name = self.module_names.get(module)
+        if name is None:
+            *_, outermost = _running_modules(frame)
+            self.name_modules(outermost)
+            name = self.module_names.setdefault(module, type(module).__name__)
+        return name
+
+    def name_modules(self, root: Any) -> None:
+        """Name every module below `root` that has no name yet."""
+        for path, module in root.named_modules():
+            self.module_names.setdefault(module, path or type(module).__name__)
+
+    def _forward_of(
+        self, number: int, frame: FrameType | None, want_stack: bool
+    ) -> tuple[str | None, Stack | None]:
         for candidate in range(number, number - 24, -1):
             found = self.sequence.get(candidate)
             if found is not None:
@@ -285,21 +304,11 @@ class Tracker:
 _CALL = torch.nn.Module._call_impl.__code__
 
 
-def running_module(frame: FrameType | None) -> Any:
-    """Weak reference to the innermost module whose forward is on the stack, None outside of modules."""
-    call = _CALL
-    while frame is not None:
-        if frame.f_code is call:
-            owner = frame.f_locals.get("self")
-            return weakref.ref(owner) if owner is not None else None
-        frame = frame.f_back
-    return None
-
-
-def _outermost_module(frame: FrameType | None) -> Any:
-    found: Any = None
+def _running_modules(frame: FrameType | None) -> Iterator[Any]:
+    """The modules whose forward is on the stack, innermost first."""
     while frame is not None:
         if frame.f_code is _CALL:
-            found = frame.f_locals.get("self")
+            owner = frame.f_locals.get("self")
+            if owner is not None:
+                yield owner
         frame = frame.f_back
-    return found

@@ -18,7 +18,7 @@ def install(mode: Any) -> None:
     def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         before, tracker.hint = tracker.hint, "parameters"
         if before is None:
-            tracker.roots.add(self)
+            tracker.name_modules(self)
         try:
             if recurse:
                 for child in self.children():
