@@ -21,10 +21,12 @@ from oomscope.core.allocator.reservations import Reservations, Span
 UNKNOWN_TAIL = "unknown-tail"
 OVERLAP = "overlap"
 UNKNOWN_ORDER = "unknown-order"
+UNKNOWN_POOL = "unknown-pool"
 
 _WORDS = {
     UNKNOWN_TAIL: "blocks older than the history whose size is known only to within 1 MiB",
     UNKNOWN_ORDER: "free blocks older than the history, whose order of creation decides between equal sizes",
+    UNKNOWN_POOL: "segments returned during the history that may have been of a private pool (before 2.12)",
     OVERLAP: "blocks older than the history that overlap",
 }
 
@@ -42,7 +44,7 @@ class InitialAllocator:
         state: what was there.
         config: settings in effect.
         reservations: expandable segments of the history.
-        on_reserve: told the base and size of each reservation that exists.
+        on_reserve: told the base of each reservation that exists.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class InitialAllocator:
         state: InitialState,
         config: AllocatorConfig,
         reservations: Reservations,
-        on_reserve: Callable[[int, int], None],
+        on_reserve: Callable[[int], None],
     ) -> None:
         self.history = history
         self.state = state
@@ -84,7 +86,7 @@ class InitialAllocator:
         size = (total + granule - 1) // granule * granule
         reservation = Reservation(span.base, size, granule)
         allocator.reservations.append(reservation)
-        self._on_reserve(span.base, size)
+        self._on_reserve(span.base)
         owner = allocator.pool(span.kind.pool).free_list(span.kind.small, span.kind.stream)
         last: Block | None = None
         position = span.base

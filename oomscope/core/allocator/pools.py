@@ -1,10 +1,18 @@
-"""Which pool a row of a history belongs to: rows say so from torch 2.12 on, before that only final segments do."""
+"""Which pool a row of a history belongs to: rows say so since torch 2.12; before, only final segments do."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from oomscope.core.allocator.history import OOM, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_UNMAP, History, PoolId
+from oomscope.core.allocator.history import (
+    OOM,
+    RELEASE_ACTIONS,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_UNMAP,
+    History,
+    PoolId,
+)
 from oomscope.core.allocator.model import DEFAULT_POOL
 
 
@@ -19,6 +27,10 @@ class PoolFinder:
         self.any = bool(self._private) or (history.pool is not None and set(history.pool) != {DEFAULT_POOL})
         if self._private and history.pool is None:
             self._find_beginnings()
+        self.unknown_rows = 0
+        """Rows that return segments of which no one knows the pool."""
+        if self._private and history.pool is None:
+            self.unknown_rows = sum(action in RELEASE_ACTIONS for action in history.action)
 
     def _find_beginnings(self) -> None:
         """An address can have been another segment's before."""

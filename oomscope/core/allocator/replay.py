@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oomscope.core.allocator.history import History
-from oomscope.core.allocator.initial import InitialAllocator
+from oomscope.core.allocator.initial import UNKNOWN_POOL, InitialAllocator
 from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig, AllocatorOutOfMemory, Block
 from oomscope.core.allocator.model_copy import copy_allocator
 from oomscope.core.allocator.operations import (
@@ -124,6 +124,9 @@ class Replayer:
         builder.fill(self.allocator)
         driver.reserved_bytes = self.allocator.reserved_bytes
         self.ambiguities = builder.ambiguities
+        returned = self._pools.unknown_rows
+        if returned:
+            self.ambiguities[UNKNOWN_POOL] = returned
         self._initial_reserved = self.allocator.reserved_bytes
         self._readings: dict[int, Reading] = {}
         self._capacity_at_oom: int | None = None

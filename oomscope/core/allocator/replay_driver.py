@@ -19,7 +19,7 @@ from oomscope.core.allocator.history import (
 from oomscope.core.allocator.model import CachingAllocator, VirtualDriver
 from oomscope.core.allocator.model_blocks import FreeList, Pool
 from oomscope.core.allocator.model_config import AllocatorConfig
-from oomscope.core.allocator.reservations import AddressSpace, Reservations
+from oomscope.core.allocator.reservations import Reservations
 
 #: Where a reservation is put that no row ever shows.
 _NOWHERE = 0xA00000000000
@@ -51,8 +51,8 @@ class RecordedDriver(VirtualDriver):
         self.refused_at: int | None = None
         """Least that was reserved or asked for when the driver refused: an upper bound of the capacity."""
         self.reserved_bytes = 0
-        self.reserved = AddressSpace()
-        """Address space of the reservations that exist."""
+        self.reserved: set[int] = set()
+        """Bases of the reservations that exist."""
         self._nowhere = _NOWHERE
 
     def begin(self, row: int, expected: list[int], *, failed: bool = False) -> None:
@@ -121,11 +121,11 @@ class RecordedDriver(VirtualDriver):
         if place is None:
             self._nowhere += 2 * size
             place = self._nowhere
-        self.reserved.add(place, size)
+        self.reserved.add(place)
         return place
 
     def release(self, address: int, size: int) -> None:
-        self.reserved.remove(address)
+        self.reserved.discard(address)
 
     def map(self, address: int, size: int) -> int | None:
         if self._next == SEGMENT_MAP:

@@ -6,7 +6,8 @@ pool and the size class. Address space is reused: what lies at an address can ch
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from oomscope.core.allocator.history import (
@@ -14,6 +15,7 @@ from oomscope.core.allocator.history import (
     FREE_COMPLETED,
     OOM,
     SEGMENT_MAP,
+    SEGMENT_UNMAP,
     History,
     PoolId,
 )
@@ -45,30 +47,13 @@ class Span:
     mapped: list[tuple[int, int]] = field(default_factory=list)
 
 
-class AddressSpace:
-    """The reservations that exist at one moment. They do not overlap, so the nearest base below decides."""
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The first map row of a reservation, which is at its base."""
 
-    def __init__(self) -> None:
-        self._bases: list[int] = []
-        self._sizes: dict[int, int] = {}
-
-    def add(self, base: int, size: int) -> None:
-        insort(self._bases, base)
-        self._sizes[base] = size
-
-    def remove(self, base: int) -> None:
-        del self._bases[bisect_left(self._bases, base)]
-        del self._sizes[base]
-
-    def holds(self, address: int) -> bool:
-        """Whether `address` lies in a reservation."""
-        index = bisect_right(self._bases, address) - 1
-        return index >= 0 and address < self._bases[index] + self._sizes[self._bases[index]]
-
-    def copy(self) -> AddressSpace:
-        twin = AddressSpace()
-        twin._bases, twin._sizes = self._bases[:], dict(self._sizes)
-        return twin
+    row: int
+    base: int
+    kind: Kind
 
 
 class Reservations:
@@ -78,52 +63,111 @@ class Reservations:
         self, history: History, state: InitialState, config: AllocatorConfig, pools: PoolFinder
     ) -> None:
         self._history = history
-        self._maps = [row for row, code in enumerate(history.action) if code == SEGMENT_MAP]
-        self._kinds = {row: _kind_of_map(history, row, config, pools) for row in self._maps}
         initial = _initial_ranges(history, state, config, pools)
-        self._size = _address_space(history, self._kinds, initial)
-        self.spans = self._join(initial)
-        self.total_bytes = (self._size - 2 * config.large_segment_size) * 8 // 9
+        census = _Census(initial)
+        census.follow(history, config, pools)
+        self.spans = census.spans
+        self.births = census.births
+        self._birth_rows = [birth.row for birth in self.births]
+        self.total_bytes = (census.size - 2 * config.large_segment_size) * 8 // 9
 
     def next_place(
-        self, row: int, stream: int, small: bool, pool: PoolId, existing: AddressSpace
+        self, row: int, stream: int, small: bool, pool: PoolId, existing: Collection[int]
     ) -> int | None:
         """Where the next new reservation of this kind appears, from `row` on; None when none does."""
         wanted = Kind(stream, small, pool)
-        for later in self._maps[bisect_left(self._maps, row) :]:
-            address = self._history.address[later]
-            if self._kinds[later] == wanted and not existing.holds(address):
-                return address
+        for birth in self.births[bisect_left(self._birth_rows, row) :]:
+            if birth.kind == wanted and birth.base not in existing:
+                return birth.base
         return None
 
-    def _join(self, ranges: list[tuple[int, int, Kind]]) -> list[Span]:
-        """Neighbouring ranges of one kind within the size of a reservation belong together."""
-        spans: list[Span] = []
-        for start, end, kind in ranges:
-            last = spans[-1] if spans else None
-            if last is None or last.kind != kind or end > last.base + self._size:
-                last = Span(start, kind)
-                spans.append(last)
-            last.mapped.append((start, end))
-        floor = 0
-        for span in spans:
-            span.base = self._lowest(span, floor)
-            floor = span.mapped[-1][1]
-        return spans
 
-    def _lowest(self, span: Span, floor: int) -> int:
-        """A reservation may begin lower, with a part that has no memory yet; a later map row shows it.
+class _Census:
+    """Follows reservations through the rows: which exist, where their bases are, how far apart."""
+
+    def __init__(self, initial: list[tuple[int, int, Kind]]) -> None:
+        self.size = WIDEST
+        """Bytes of one reservation, as far as the rows show: the least distance between two at one time.
+
+        All have about the same size, 1.125 times the card's memory, and do not overlap.
+        """
+        self.births: list[Birth] = []
+        self.spans: list[Span] = []
+        self._bases: list[int] = []
+        self._kinds: dict[int, Kind] = {}
+        self._mapped: dict[int, int] = {}
+        self._initial: dict[int, Span] = {}
+        for start, end, kind in initial:
+            last = self.spans[-1] if self.spans else None
+            if last is None or last.kind != kind or end > last.base + WIDEST:
+                last = Span(start, kind)
+                self.spans.append(last)
+                self._initial[start] = last
+                self._add(start, kind)
+            last.mapped.append((start, end))
+            self._mapped[last.base] += end - start
+
+    def follow(self, history: History, config: AllocatorConfig, pools: PoolFinder) -> None:
+        for row, code in enumerate(history.action):
+            if code == SEGMENT_MAP:
+                kind = _kind_of_map(history, row, config, pools)
+                self._map(row, history.address[row], history.size[row], kind)
+            elif code == SEGMENT_UNMAP:
+                self._unmap(history.address[row], history.size[row])
+
+    def _add(self, base: int, kind: Kind) -> None:
+        index = bisect_left(self._bases, base)
+        if index > 0:
+            self.size = min(self.size, base - self._bases[index - 1])
+        if index < len(self._bases):
+            self.size = min(self.size, self._bases[index] - base)
+        self._bases.insert(index, base)
+        self._kinds[base] = kind
+        self._mapped[base] = 0
+
+    def _map(self, row: int, address: int, size: int, kind: Kind) -> None:
+        index = bisect_right(self._bases, address) - 1
+        base = self._bases[index] if index >= 0 else None
+        if base is None or self._kinds[base] != kind or address >= base + WIDEST:
+            base = self._extended_down(index + 1, address, kind)
+            if base is None:
+                base = address
+                self.births.append(Birth(row, base, kind))
+                self._add(base, kind)
+        self._mapped[base] += size
+
+    def _extended_down(self, index: int, address: int, kind: Kind) -> int | None:
+        """A reservation from before the first row may begin lower, with a part that had no memory yet.
 
         Free address space in an existing reservation always comes before a new one.
         """
-        end = span.mapped[-1][1]
-        lower = [
-            self._history.address[row]
-            for row in self._maps
-            if self._kinds[row] == span.kind
-            and max(floor, end - self._size) <= self._history.address[row] < span.base
-        ]
-        return min([span.base, *lower])
+        if index == len(self._bases):
+            return None
+        base = self._bases[index]
+        span = self._initial.get(base)
+        if span is None or span.kind != kind or span.mapped[-1][1] > address + WIDEST:
+            return None
+        mapped = self._mapped[base]
+        self._remove(base)
+        span.base = address
+        self._initial[address] = span
+        self._add(address, kind)
+        self._mapped[address] = mapped
+        return address
+
+    def _unmap(self, address: int, size: int) -> None:
+        index = bisect_right(self._bases, address) - 1
+        if index >= 0:
+            base = self._bases[index]
+            self._mapped[base] -= size
+            if self._mapped[base] <= 0:
+                self._remove(base)
+
+    def _remove(self, base: int) -> None:
+        del self._bases[bisect_left(self._bases, base)]
+        del self._kinds[base]
+        del self._mapped[base]
+        self._initial.pop(base, None)
 
 
 def _kind_of_map(history: History, row: int, config: AllocatorConfig, pools: PoolFinder) -> Kind:
@@ -185,24 +229,3 @@ def _initial_ranges(
         )
         for index, (start, end) in enumerate(ranges)
     ]
-
-
-def _address_space(history: History, kinds: dict[int, Kind], initial: list[tuple[int, int, Kind]]) -> int:
-    """Bytes of one reservation, as far as the rows show: at most the distance to the next one of another kind.
-
-    All reservations have about the same size, 1.125 times the card's memory.
-    """
-    pieces = list(initial)
-    for row, kind in kinds.items():
-        start = history.address[row]
-        pieces.append((start, start + history.size[row], kind))
-    extent, gap = 0, WIDEST
-    run_start, run_kind = 0, None
-    for start, end, kind in sorted(pieces, key=lambda piece: piece[:2]):
-        if kind != run_kind:
-            if run_kind is not None and start > run_start:
-                gap = min(gap, start - run_start)
-            run_start, run_kind = start, kind
-        elif end - run_start <= WIDEST:
-            extent = max(extent, end - run_start)
-    return max(gap, extent)
