@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("oomscope.cli.run", "run", "Run a training script, find out why it runs out of memory, and prove a fix."),
     "attach": ("oomscope.cli.attach", "attach", "Open the viewer on a running job or a session."),
     "sessions": ("oomscope.cli.sessions", "sessions", "List recorded sessions."),
-    "explain": ("oomscope.cli.explain", "explain", "Explain an out-of-memory error from a log, a snapshot or a session."),
+    "explain": ("oomscope.cli.explain", "explain", "Explain an out-of-memory error: log, snapshot or session."),
     "rules": ("oomscope.cli.rules", "rules", "List the causes oomscope knows, or show the page of one."),
     "fix": ("oomscope.cli.fix", "fix", "List, preview, apply or undo fixes for a session."),
     "open": ("oomscope.cli.open", "open_", "Browse a memory snapshot in the terminal."),

@@ -296,7 +296,7 @@ def _rank_numbers(text: str | None) -> tuple[int, ...] | None:
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], None)
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
         return float(text if factor is None else text[:-1]) * (factor or 1)
     except ValueError:

@@ -62,7 +62,10 @@ class RunRequest:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RunRequest:
         """The request that `dataclasses.asdict` and JSON made lists of."""
-        return cls(**{key: tuple(each) if isinstance(each, list) else each for key, each in value.items()})
+        fields: dict[str, Any] = {
+            key: tuple(each) if isinstance(each, list) else each for key, each in value.items()
+        }
+        return cls(**fields)
 
 
 @dataclass
@@ -186,7 +189,11 @@ class Loop:
         if not fixes:
             return spec, {"env": {}, "plan": {"fixes": []}, "argv": []}
         planned = launch_changes(fixes, previous, env=self.env)
-        changes = {"env": dict(planned.env), "plan": dict(planned.plan), "argv": list(planned.argv)}
+        changes: dict[str, Any] = {
+            "env": dict(planned.env),
+            "plan": dict(planned.plan),
+            "argv": list(planned.argv),
+        }
         spec = replace(
             spec,
             command=(*spec.command, *planned.argv),

@@ -140,8 +140,7 @@ def fix_lines(fixes: fixes_view.Fixes) -> list[str]:
     lines = [f"  FIXES      predicted by: {fixes.basis or 'nothing'}; capacity {capacity}", ""]
     if helpful:
         lines.append(f"    {'':2}{'fix':<22}{'peak GiB':>9} {'interval':>13}  {'fits':<8}{'time':<7}risk")
-    for row in helpful:
-        lines.append("    " + _fix_row(row, marked=fixes.recommended == (row.id,)))
+    lines += ["    " + _fix_row(row, marked=fixes.recommended == (row.id,)) for row in helpful]
     for plan in fixes.plans:
         if len(plan.fixes) > 1 and plan.predicted is not None:
             marked = set(plan.fixes) == set(fixes.recommended)
