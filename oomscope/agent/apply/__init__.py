@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from . import autocast, checkpointing, observe
+from . import autocast, checkpointing, chunked, gradients, observe, optimizers, vocabulary
 from .runtime import REFUSED, Refused, Runtime
 
 Install = Callable[[Runtime, "dict[str, Any]"], None]
@@ -16,8 +16,26 @@ Install = Callable[[Runtime, "dict[str, Any]"], None]
 #: What a plan may name, and how it is installed. The order of a plan does not matter; this order is the one
 #: used.
 INSTALLERS: dict[str, Install] = {
+    "zero-none": gradients.install_zero_none,
+    "bucket-view": gradients.install_bucket_view,
+    "eval-no-grad": gradients.install_eval_no_grad,
+    "optim-fused": optimizers.install_fused,
+    "optim-8bit": optimizers.install_eight_bit,
+    "zero1": optimizers.install_zero1,
+    "optim-in-bwd": optimizers.install_in_backward,
+    "fused-ce": vocabulary.install,
     "ckpt": checkpointing.install,
+    "ckpt-selective": lambda runtime, options: checkpointing.install(
+        runtime, {"selective": True, **options}, "ckpt-selective"
+    ),
+    "ckpt-half": lambda runtime, options: checkpointing.install(
+        runtime, {"every": 2, **options}, "ckpt-half"
+    ),
+    "offload-activations": lambda runtime, options: checkpointing.install(
+        runtime, {"offload": True, **options}, "offload-activations"
+    ),
     "amp-bf16": autocast.install,
+    "microbatch-exact": chunked.install,
     "observe": observe.install,
 }
 

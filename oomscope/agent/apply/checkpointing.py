@@ -181,11 +181,22 @@ def _offloading_forward(plain: Callable[..., Any]) -> Callable[..., Any]:
         call = getattr(self, _ORIGINAL, None) or functools.partial(plain, self)
         if not torch.is_grad_enabled() or not self.training:
             return call(*args, **kwargs)
-        pin = torch.cuda.is_available()
-        with torch.autograd.graph.save_on_cpu(pin_memory=pin):
+        with torch.autograd.graph.save_on_cpu(pin_memory=_can_pin()):
             return call(*args, **kwargs)
 
     return forward
+
+
+@functools.lru_cache(maxsize=1)
+def _can_pin() -> bool:
+    """Whether host memory can be pinned: not without a GPU, and not on a simulated one."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.empty(1, pin_memory=True)
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

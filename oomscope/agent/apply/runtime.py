@@ -95,6 +95,10 @@ class Runtime:
             atexit.register(self._run_settle)
         self._settle.append(action)
 
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Run `action` when the process ends."""
+        atexit.register(self.guarded, "at_end", action)
+
     def _run_settle(self) -> None:
         actions, self._settle = self._settle, []
         for action in actions:

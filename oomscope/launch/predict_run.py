@@ -1,0 +1,180 @@
+"""Prediction runs: the user's script on the simulated device with fixes applied, at most two at a time.
+
+The device of a prediction is so large that everything fits: the peak is then known also when it is far above
+the real card. Whether the real card is enough is decided by replaying the recorded requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oomscope.core.fixes.requests import read_requests
+from oomscope.errors import OomscopeError
+from oomscope.launch.job import JobResult, JobSpec, run_job
+from oomscope.launch.predict_facts import Record, records_of_rank
+from oomscope.protocol.layout import safe_name
+from oomscope.store.session import Attempt, Session
+
+#: Bytes of the device of a prediction run: more than any card, so that the peak is always reached.
+UNLIMITED_BYTES = 1 << 46
+
+#: Runs at a time; each is one busy process.
+PARALLEL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RawRun:
+    """What one prediction run left."""
+
+    records: list[Record] = field(default_factory=list)
+    events: array[int] = field(default_factory=lambda: array("q"))
+    """Requests to the allocator, see `oomscope.core.fixes.requests`."""
+    failed: str | None = None
+    """Why there is no figure."""
+    duration_s: float = 0.0
+    steps: int = 0
+
+    def last(self, kind: str) -> Record:
+        """The last record of `kind`, empty when there is none."""
+        found: Record = {}
+        for record in self.records:
+            if record.get("k") == kind:
+                found = record
+        return found
+
+    def fix_states(self) -> dict[str, tuple[str, str]]:
+        """Fix id -> (state, detail) as the job reported it last."""
+        return {
+            str(record["id"]): (str(record.get("state")), str(record.get("detail") or ""))
+            for record in self.records
+            if record.get("k") == "fix" and "id" in record
+        }
+
+
+class PredictionRuns:
+    """Runs the job with fixes, remembers the results, stops starting new runs when the time is up."""
+
+    def __init__(
+        self,
+        session: Session,
+        attempt: Attempt,
+        spec: JobSpec,
+        *,
+        deadline: float,
+        progress: Callable[[str], None],
+    ) -> None:
+        """`spec` is the job without fixes, with the card to predict for; `deadline` in `time.monotonic()`."""
+        self.session = session
+        self.attempt = attempt
+        self.spec = spec
+        self.deadline = deadline
+        self._progress = progress
+        self._known: dict[tuple[Any, ...], RawRun] = {}
+        self._lock = threading.Lock()
+
+    def run_all(
+        self,
+        wanted: Mapping[str, Mapping[str, Mapping[str, Any]]],
+        steps: int,
+        argv: Mapping[str, Sequence[str]],
+    ) -> dict[str, RawRun]:
+        """One run for each name in `wanted` (name -> fix id -> options), two at a time.
+
+        Args:
+            wanted: what to apply; an empty mapping is the job as it is.
+            steps: optimizer steps after which a run is ended.
+            argv: name -> options appended to the script's command line.
+        """
+        results: dict[str, RawRun] = {}
+        with ThreadPoolExecutor(max_workers=PARALLEL) as pool:
+            futures = {
+                pool.submit(self.run, name, runtime, steps, tuple(argv.get(name, ()))): name
+                for name, runtime in wanted.items()
+            }
+            for future in as_completed(futures):
+                name = futures[future]
+                results[name] = future.result()
+                self._progress(name)
+        return results
+
+    def run(
+        self, name: str, runtime: Mapping[str, Mapping[str, Any]], steps: int, argv: tuple[str, ...] = ()
+    ) -> RawRun:
+        """The run with `runtime` applied, from memory when it was made before."""
+        key = (
+            tuple(sorted((fix, repr(sorted(options.items()))) for fix, options in runtime.items())),
+            steps,
+            argv,
+        )
+        with self._lock:
+            known = self._known.get(key)
+        if known is not None:
+            return known
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return RawRun(failed="the time for predictions was used up")
+        made = self._start(name, runtime, steps, argv, left)
+        with self._lock:
+            self._known[key] = made
+        return made
+
+    def _start(
+        self,
+        name: str,
+        runtime: Mapping[str, Mapping[str, Any]],
+        steps: int,
+        argv: tuple[str, ...],
+        timeout_s: float,
+    ) -> RawRun:
+        with self._lock:
+            folder = self.attempt.prediction(safe_name(name))
+        plan = {"fixes": [{"id": fix, "options": dict(options)} for fix, options in runtime.items()]}
+        spec = dataclasses.replace(
+            self.spec,
+            command=(*self.spec.command, *argv),
+            plan=plan,
+            steps=steps,
+            role="prediction",
+            attempt_dir=folder.path,
+            output="files",
+            detail=False,
+            capacity_bytes=UNLIMITED_BYTES,
+        )
+        try:
+            result = run_job(spec, session=self.session, timeout_s=timeout_s)
+        except OomscopeError as error:
+            return RawRun(failed=error.message)
+        return read_run(folder.path, result)
+
+
+def read_run(folder: Path, result: JobResult) -> RawRun:
+    """What a prediction run left in `folder`."""
+    records = records_of_rank(folder)
+    files = sorted(folder.glob("requests-r*-d*.bin"), key=lambda path: path.stat().st_size)
+    events = read_requests(files[-1].read_bytes()) if files else array("q")
+    steps = sum(1 for record in records if record.get("k") == "step")
+    failed = _failure(result, records, events)
+    return RawRun(records, events, failed, result.duration_s, steps)
+
+
+def _failure(result: JobResult, records: list[Record], events: array[int]) -> str | None:
+    if result.timed_out:
+        return "the run took longer than the time for predictions"
+    for rank in result.ranks:
+        if rank.exception and result.exit_code != 0:
+            return f"the script failed on the simulated device: {rank.exception[:300]}"
+    if result.exit_code != 0:
+        return f"the run on the simulated device ended with exit code {result.exit_code}"
+    unsupported = next((r.get("unsupported") for r in records if r.get("k") == "simulated"), None)
+    if not events:
+        detail = f" ({', '.join(map(str, unsupported))})" if unsupported else ""
+        return f"the script allocated nothing on the simulated device{detail}"
+    return None
