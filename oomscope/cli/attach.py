@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from oomscope.cli.terminal import has_screens
+from oomscope.errors import AttachFailed, SessionError
 
 if TYPE_CHECKING:
     from oomscope.live.session import SessionView
@@ -22,14 +22,28 @@ if TYPE_CHECKING:
               help="Screens in a terminal, or plain text.")  # fmt: skip
 @click.option("--readonly", is_flag=True, help="Without the actions that change the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one oomscope.session/1 object on stdout.")
-@click.argument("target", default="last", metavar="[SESSION|PID]")
-def attach(ui: str, readonly: bool, as_json: bool, target: str) -> int:
-    """Open the viewer on a running job or a session.
+@click.option("--once", is_flag=True, help="A running job: take one look, print it, leave.")
+@click.option("--observe-only", is_flag=True, help="A running job: read NVML and /proc, touch nothing.")
+@click.option("--agent", is_flag=True, help="A running job: run the agent inside it without asking.")
+@click.argument("target", default="last", metavar="[SESSION|PID|NAME]")
+def attach(
+    ui: str, readonly: bool, as_json: bool, once: bool, observe_only: bool, agent: bool, target: str
+) -> int:
+    """Open the viewer on a session, or on a job that was not started by oomscope.
 
-    SESSION is a folder, any unique part of a session's name, or "last", the newest (the default). A PID is a
-    training process that was not started by oomscope.
+    SESSION is a folder, any unique part of a session's name, or "last", the newest (the default).
+
+    A running job: the PID of its launcher, of a rank or of a DataLoader worker, the NAME of its script, its
+    torchrun run id, slurm:JOB or container:ID. With --once --json it is printed as oomscope.attach/1.
     """
-    session = _process(target) if _is_process(target) else _session(target)
+    if once or observe_only or agent or _is_live(target):
+        return _live(target, once=once, as_json=as_json, observe_only=observe_only, agent=agent, ui=ui)
+    try:
+        session = _session(target)
+    except SessionError as error:
+        if os.sep in target or target == "last":
+            raise
+        return _live(target, once=once, as_json=as_json, ui=ui, no_session=error)
     if as_json:
         click.echo(json.dumps(state_object(session), indent=1, ensure_ascii=False))
     elif has_screens(ui):
@@ -48,17 +62,27 @@ def _session(target: str) -> Session:
     return find(target)
 
 
-def _is_process(target: str) -> bool:
-    """Whether a number means a process that runs; a session's name may end in digits too."""
-    return target.isdigit() and os.path.isdir(f"/proc/{target}")
+def _is_live(target: str) -> bool:
+    """Whether it can only mean a job that runs: a session's name may end in digits too."""
+    return target.startswith(("slurm:", "container:")) or (
+        target.isdigit() and os.path.isdir(f"/proc/{target}")
+    )
 
 
-def _process(target: str) -> Session:
-    """Attach to a process that runs already; the session it is recorded in."""
-    import importlib
+def _live(target: str, *, no_session: SessionError | None = None, **options: Any) -> int:
+    """Attach to a job that runs already.
 
-    attach_to: Callable[[str], Session] = importlib.import_module("oomscope.launch.attach").attach
-    return attach_to(target)
+    Raises:
+        AttachFailed: neither a session nor a job has that name.
+    """
+    from oomscope.cli.attach_live import attach_live
+
+    try:
+        return attach_live(target, **options)
+    except AttachFailed as error:
+        if no_session is not None:
+            error.message += f"; {no_session.message}"
+        raise
 
 
 def state_object(session: Session) -> dict[str, Any]:
@@ -117,7 +141,8 @@ def _read(session: Session) -> SessionView:
 
 def _rank_object(state: RankState) -> dict[str, Any]:
     names = (
-        "rank", "local_rank", "pid", "host", "device", "gpu_name", "simulated", "state", "step", "micro_step", "phase",
+        "rank", "local_rank", "pid", "host", "device", "gpu_name", "simulated", "state", "step", "micro_step",
+        "phase",
         "allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "capacity_bytes",
         "device_used_bytes", "rss_bytes", "peak_rss_bytes", "retries", "ooms", "loss",
     )  # fmt: skip

@@ -1,0 +1,138 @@
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomscope.errors import InputError, UsageError
+from oomscope.launch.command import build_command, job_python, split_options, torchrun_option, torchrun_script
+
+PYTHON = "/opt/python"
+TORCHRUN = (PYTHON, "-m", "torch.distributed.run")
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_script_alone_is_plain_python():
+    launch = build_command(["train.py", "--lr", "1e-3", "--help"], PYTHON)
+    assert launch.kind == "python"
+    assert launch.command == (PYTHON, "train.py", "--lr", "1e-3", "--help")
+    assert launch.script is not None
+    assert launch.script.name == "train.py"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--nproc-per-node", "2"],
+        ["--nproc_per_node=2"],
+        ["--nproc_per_node", "2", "--standalone"],
+        ["--nnodes=1:4", "--rdzv-backend", "c10d", "--rdzv_endpoint=host:29400", "--max-restarts", "3"],
+        ["-r", "3", "-t", "0:1"],
+        ["-r3", "--nproc-per-node=2"],
+        ["--nproc", "2"],
+        ["--rdzv-conf", "timeout=900,is_host=0"],
+    ],
+)
+def test_torchrun_options_go_through_untouched(options):
+    launch = build_command([*options, "train.py", "--nproc-per-node", "9"], PYTHON)
+    assert launch.kind == "torchrun"
+    assert launch.command == (*TORCHRUN, *options, "train.py", "--nproc-per-node", "9")
+
+
+def test_every_torchrun_option_of_the_installed_torch_is_known():
+    torch_run = pytest.importorskip("torch.distributed.run")
+    for action in torch_run.get_args_parser()._actions:
+        for option in action.option_strings:
+            if option in ("-h", "--help"):
+                continue
+            words = [option] if action.nargs == 0 else [option, "1"]
+            assert split_options([*words, "train.py"]) == (words, ["train.py"]), option
+
+
+def test_a_module_is_plain_python_unless_torchrun_is_asked_for():
+    assert build_command(["-m", "pkg.train", "-x"], PYTHON).command == (PYTHON, "-m", "pkg.train", "-x")
+    launch = build_command(["--nproc-per-node", "2", "-m", "pkg.train"], PYTHON)
+    assert launch.command == (*TORCHRUN, "--nproc-per-node", "2", "-m", "pkg.train")
+
+
+def test_anything_after_two_dashes_runs_verbatim():
+    command = (sys.executable, "-c", "pass", "--nproc-per-node", "2")
+    launch = build_command(["--", *command], PYTHON)
+    assert launch.kind == "verbatim"
+    assert launch.command == command
+
+
+def test_a_known_program_needs_no_dashes():
+    launch = build_command(["python3", "train.py"], PYTHON)
+    assert launch.kind == "verbatim"
+    assert str(launch.script) == "train.py"
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(UsageError, match="--nproc-pre-node") as caught:
+        build_command(["--nproc-pre-node", "2", "train.py"], PYTHON)
+    assert "--nproc-per-node" in caught.value.hint
+
+
+@pytest.mark.parametrize("args", [[], ["--nproc-per-node", "2"], ["--"]])
+def test_no_script_is_said(args):
+    with pytest.raises(UsageError):
+        build_command(args, PYTHON)
+
+
+def test_an_option_without_its_value_is_said():
+    with pytest.raises(UsageError, match="needs a value"):
+        build_command(["--nproc-per-node"], PYTHON)
+
+
+def test_a_missing_script_names_a_neighbour():
+    with pytest.raises(InputError, match=r"trian\.py") as caught:
+        build_command(["trian.py"], PYTHON)
+    assert "train.py" in caught.value.hint
+
+
+def test_a_folder_is_no_script(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    with pytest.raises(InputError, match="folder"):
+        build_command(["pkg"], PYTHON)
+
+
+def test_a_missing_program_is_said():
+    with pytest.raises(InputError, match="no program"):
+        build_command(["--", "no-such-program-here"], PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        (["--nproc_per_node=8"], "--nproc-per-node", "8"),
+        (["--nproc-per-node", "8", "--nnodes", "2"], "--nnodes", "2"),
+        (["--nnodes", "2", "--nnodes=4"], "--nnodes", "4"),
+        (["--standalone"], "--nnodes", None),
+    ],
+)
+def test_options_can_be_read_back(options, name, value):
+    launch = build_command([*options, "train.py", "--nnodes", "9"], PYTHON)
+    assert torchrun_option(launch.command, name) == value
+    assert torchrun_script(launch.command) == ["train.py", "--nnodes", "9"]
+
+
+@given(st.lists(st.text(min_size=1, max_size=12), max_size=8))
+def test_nothing_of_the_script_is_ever_looked_at(args):
+    assert split_options(["--nnodes", "1", "train.py", *args]) == (["--nnodes", "1"], ["train.py", *args])
+
+
+def test_the_interpreter_of_the_active_environment_is_used(tmp_path):
+    binary = tmp_path / "bin" / "python"
+    binary.parent.mkdir()
+    binary.write_text("")
+    binary.chmod(0o700)
+    assert job_python({"VIRTUAL_ENV": str(tmp_path)}) == str(binary)
+    assert job_python({"PATH": ""}) == sys.executable
+    with pytest.raises(UsageError, match="no such executable"):
+        job_python({"PATH": ""}, asked="python9")
