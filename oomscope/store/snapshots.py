@@ -112,8 +112,10 @@ def load_snapshot(
 class SnapshotLoader:
     """One loading process for one or many files; it is replaced when a file kills it."""
 
-    def __init__(self, *, limits: Limits | None = None) -> None:
+    def __init__(self, *, limits: Limits | None = None, scan: bool = True) -> None:
+        """`scan=False` unpickles every row; for tests and comparisons."""
         self._limits = limits or Limits()
+        self._scan = scan
         self._child: subprocess.Popen[bytes] | None = None
         self._allowed = 0
         self._errors: IO[bytes] | None = None
@@ -137,6 +139,7 @@ class SnapshotLoader:
         identity = identity_of(path)
         request = {
             "do": "load",
+            "scan": self._scan,
             "identity": [identity.rank, identity.step, identity.pid],
             **asdict(selection or Selection()),
         }

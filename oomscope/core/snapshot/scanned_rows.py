@@ -1,0 +1,121 @@
+"""Runs of rows that `scan` decoded, as columns of the history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oomscope.core.snapshot.columns import ACTION_CODES, NO_STACK, IntArray
+from oomscope.core.snapshot.intern import Interner
+from oomscope.core.snapshot.parse_events import OPTIONAL
+from oomscope.core.snapshot.scan import INTEGER, NOTHING, PAIR, REFERENCE, Run, Scanned, Unscannable
+
+
+class ScannedRows:
+    """Turns references back into what they refer to."""
+
+    def __init__(self, scanned: Scanned, objects: list[Any]) -> None:
+        if len(objects) != len(scanned.references):
+            raise Unscannable("references do not match")
+        self._runs: list[Run | None] = list(scanned.runs)
+        self._references = scanned.references
+        self._objects = objects
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def columns(self, number: int, interner: Interner) -> dict[str, NDArray[Any]]:
+        """Columns of a run, as `EventsBuilder.add_columns` wants them; each run can be taken once.
+
+        Raises:
+            Unscannable: the rows are not of the form that torch writes.
+        """
+        run = self._runs[number] if 0 <= number < len(self._runs) else None
+        if run is None:
+            raise Unscannable("an integer among the rows")
+        self._runs[number] = None
+        names = [self._object(key) for key in run.keys]
+        kinds = dict(zip(names, run.kinds, strict=True))
+        values = dict(zip(names, run.values, strict=True))
+        if not all(type(name) is str for name in names) or len(values) != len(names):
+            raise Unscannable("keys are not distinct texts")
+        count = len(run.values[0])
+        found: dict[str, NDArray[Any]] = {
+            "action": self._action(kinds, values),
+            "address": _integers(kinds, values, "addr"),
+            "size": _integers(kinds, values, "size"),
+            "stream": _streams(_integers(kinds, values, "stream"), interner),
+            "time_us": _integers(kinds, values, "time_us")
+            if "time_us" in kinds
+            else np.zeros(count, np.int64),
+            "stack": self._stacks(kinds, values, count, interner),
+        }
+        for key, (column, kind, dtype) in OPTIONAL.items():
+            if key in kinds:
+                found[column] = self._optional(kind, kinds[key], values[key], interner).astype(dtype)
+        return found
+
+    def _object(self, reference: int) -> Any:
+        return self._objects[int(np.searchsorted(self._references, reference))]
+
+    def _action(self, kinds: dict[str, int], values: dict[str, IntArray]) -> NDArray[np.uint8]:
+        if kinds.get("action") != REFERENCE:
+            raise Unscannable("action is not a shared text")
+        distinct, place = _distinct(values["action"])
+        names = [self._object(reference) for reference in distinct.tolist()]
+        if not all(type(name) is str and name in ACTION_CODES for name in names):
+            raise Unscannable("unknown action")
+        codes = np.array([ACTION_CODES[name] for name in names], np.uint8)
+        return codes[place]
+
+    def _stacks(
+        self, kinds: dict[str, int], values: dict[str, IntArray], count: int, interner: Interner
+    ) -> NDArray[np.int32]:
+        if kinds.get("frames", NOTHING) == NOTHING:
+            return np.full(count, NO_STACK, np.int32)
+        if kinds["frames"] != REFERENCE:
+            raise Unscannable("frames is not a list")
+        return self._mapped("stack", values["frames"], interner).astype(np.int32)
+
+    def _optional(self, kind: str, given: int, values: IntArray, interner: Interner) -> NDArray[Any]:
+        if given == NOTHING:
+            return np.full(len(values), -1, np.int64)
+        if given == REFERENCE:
+            return self._mapped(kind, values, interner)
+        if given == PAIR and kind == "pool":
+            distinct, place = _distinct(values)
+            pools = [interner.pool((pair >> 32, pair & 0xFFFFFFFF)) for pair in distinct.tolist()]
+            return np.array(pools, np.int64)[place]
+        raise Unscannable("a value is of an unusual kind")
+
+    def _mapped(self, kind: str, references: IntArray, interner: Interner) -> NDArray[Any]:
+        """Interned numbers of referenced objects, each object interned once."""
+        one = getattr(interner, kind)
+        place = np.searchsorted(self._references, references)
+        used = np.zeros(len(self._references), np.bool_)
+        used[place] = True
+        table = np.full(len(self._references), -1, np.int64)
+        for index in np.flatnonzero(used).tolist():
+            key = (kind, index)
+            if key not in self._numbers:
+                self._numbers[key] = one(self._objects[index])
+            table[index] = self._numbers[key]
+        return table[place]
+
+
+def _integers(kinds: dict[str, int], values: dict[str, IntArray], name: str) -> IntArray:
+    if kinds.get(name) != INTEGER:
+        raise Unscannable(f"{name} is not an integer")
+    return values[name]
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """(distinct values ascending, index of each value in them); sorts the distinct ones only."""
+    distinct: IntArray = np.unique(values)
+    return distinct, np.searchsorted(distinct, values)
+
+
+def _streams(handles: IntArray, interner: Interner) -> NDArray[np.int32]:
+    distinct, place = _distinct(handles)
+    numbers = np.array([interner.stream(handle) for handle in distinct.tolist()], np.int32)
+    return numbers[place]
