@@ -1,4 +1,4 @@
-"""The agent in a process that was not started by us: armed from a foreign thread, and able to leave without a trace.
+"""The agent in a process that we did not start: armed from a foreign thread, able to leave without a trace.
 
 It differs from the usual start in three ways. Nothing may assume the main thread or its current device (in
 every rank a new thread has device 0, and a wrong call would create a context there). Everything installed is
@@ -73,12 +73,18 @@ def _attach(config: dict[str, Any], folder: str) -> dict[str, Any]:
     while _left_open:
         _left_open.pop().close()
     guard.OFF.clear()
-    CURRENT = Attached(torch, config, folder)
+    CURRENT = Attached(torch, config, _source_folder(folder))
     if not _fork_hooked:
         _fork_hooked = True
         os.register_at_fork(after_in_child=_forked)
     CURRENT.start()
     return {"ok": True, "code": "attached", "text": "", "attempt_dir": config["attempt_dir"]}
+
+
+def _source_folder(folder: str) -> str:
+    """Prefix of our own frames: where the bundle was loaded from, which an earlier attach may have done."""
+    mark = "/_oomscope_job/"
+    return __file__.rpartition(mark)[0] if mark in __file__ else folder
 
 
 def _active_agent() -> Any:
@@ -155,7 +161,7 @@ class Attached:
         patches.handle(register_optimizer_step_post_hook(self._after_step))
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """In the training thread, before our step probe: count on from the steps the optimizer has already done."""
+        """In the training thread, before our step probe: count on from what the optimizer has done."""
         steps = self.agent.steps
         if self.stopped or optimizer in steps.optimizers:
             return

@@ -39,8 +39,9 @@ def host_oom_kill(
     The kernel log naming the pid is proof; a counter of the job's cgroup that rose while the job ran is
     nearly that, and a bare SIGKILL is none (`exit_meaning`).
     """
+    since = _watched_since(records)
     for record in records:
-        if record["k"] == "oom_kill" and record.get("pid") in pids:
+        if record["k"] == "oom_kill" and record.get("pid") in pids and record["t"] >= since:
             where = "its cgroup" if record.get("scope") == "cgroup" else "the whole machine"
             resident = record.get("anon_rss_bytes", 0) + record.get("shmem_rss_bytes", 0)
             return Fact(
@@ -60,6 +61,11 @@ def host_oom_kill(
     if rise is not None and (exit_code is None or _is_kill(exit_code)):
         return rise
     return None
+
+
+def _watched_since(records: Iterable[Record]) -> int:
+    """When watching began, less a few seconds: the kernel log is older, and pids are reused."""
+    return min((record["t"] for record in records if record["k"] == "host"), default=0) - 5 * 10**9
 
 
 def cgroup_kills(records: Sequence[Record]) -> Fact | None:

@@ -122,7 +122,10 @@ def read_environ(pid: int) -> tuple[dict[str, str] | None, str]:
         with open(f"/proc/{pid}/environ", "rb") as file:
             raw = file.read()
     except PermissionError:
-        return None, f"the environment of process {pid} belongs to another user"
+        return (
+            None,
+            f"the environment of process {pid} may not be read: it belongs to another user, or is protected",
+        )
     except OSError as error:
         return None, f"the environment of process {pid} cannot be read: {error.strerror}"
     pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0") if "=" in item)

@@ -203,6 +203,25 @@ def read_stat_of_thread(pid: int, thread: int) -> str | None:
         return None
 
 
+#: Parts of file names, innermost frame first, that show what a training thread is doing.
+_PHASE_MARKS = (
+    ("/torch/optim/", "optimizer"),
+    ("/torch/autograd/", "backward"),
+    ("/torch/serialization.py", "save"),
+    ("/torch/utils/data/", "data"),
+    ("/torch/nn/modules/module.py", "forward"),
+)
+
+
+def phase_of(thread: Thread) -> str | None:
+    """The phase of training that a stack shows; None when it shows none."""
+    for frame in thread.frames:
+        for mark, phase in _PHASE_MARKS:
+            if mark in frame.file:
+                return phase
+    return None
+
+
 def guess_from_locals(dump: StackDump) -> dict[str, int]:
     """Numbers that training scripts keep in local variables: step, epoch, batch size. Guesses."""
     names = {

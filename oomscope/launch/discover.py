@@ -143,7 +143,7 @@ def discover(target: str, processes: Mapping[int, Process] | None = None) -> Job
 
 
 def _existing(pid: int, table: Mapping[int, Process]) -> Process:
-    process = table.get(pid)
+    process = table.get(pid) if pid > 1 else None
     if process is None:
         raise AttachFailed(
             f"there is no process {pid} on this host", hint="give a script name or run id instead"
