@@ -51,7 +51,16 @@ class Session:
         self.device = Device(card, count, card.capacity_bytes(world_size), self.stacks)
         self.tracker = Tracker(self.device, self.stacks)
         self.mode = SimulatedMode(self.device, self.tracker)
+        self.exchange: str | None = None
+        """Folder that all simulated ranks of the job share."""
         self._ended = False
+
+    def resize(self, world_size: int, rank: int) -> None:
+        """The script itself starts its ranks: they are as many as it says."""
+        self.world_size, self.rank = world_size, rank
+        self.device.capacity_bytes = min(self.device.capacity_bytes, self.card.capacity_bytes(world_size))
+        for allocator in self.device.allocators.values():
+            allocator.driver.capacity = self.device.capacity_bytes
 
     def enter(self) -> None:
         """Patch torch and switch the mode on for this thread."""
@@ -60,10 +69,10 @@ class Session:
         self.tracker.follow_resizes()
         cuda.install(self.mode)
         patches.install(self.mode)
-        if self.world_size > 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        if torch.distributed.is_available():
             from . import distributed
 
-            distributed.install(self.mode, self.world_size, self.rank)
+            distributed.install(self.mode, self.world_size, self.rank, self.exchange)
         self.mode.__enter__()
         accumulate.calibrate()
         self.mode.workspaces.clear()
@@ -134,6 +143,8 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     session = Session(card, world_size, rank, local, emit)
     if isinstance(config.get("device"), dict) and config["device"].get("capacity_bytes"):
         session.device.capacity_bytes = int(config["device"]["capacity_bytes"])
+    if config.get("attempt_dir"):
+        session.exchange = os.path.join(config["attempt_dir"], "exchange")
     session.enter()
     if config.get("role") == "prediction":
         session.device.request_folder = config.get("attempt_dir")

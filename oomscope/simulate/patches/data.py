@@ -18,10 +18,14 @@ def install(mode: Any) -> None:
     set_data = _BASE.data.__set__
 
     def assign(self: Any, value: Any) -> None:
-        if isinstance(self, FakeTensor) and isinstance(value, FakeTensor):
+        if isinstance(self, FakeTensor):
+            # Its values are not known in any case, and autograd's nodes must go on to refer to the same
+            # tensor.
+            if not isinstance(value, FakeTensor):
+                value = _without_values(mode, value)
             set_data(self, value)
             self._fake_device = value.fake_device
-        elif isinstance(self, FakeTensor) != isinstance(value, FakeTensor):
+        elif isinstance(value, FakeTensor):
             become(self, value)
         else:
             set_data(self, value)
@@ -42,6 +46,11 @@ def install(mode: Any) -> None:
     torch.Tensor.is_pinned = lambda self, *_args, **_kwargs: self.device.type == "cpu"
     torch.Tensor.share_memory_ = _share_memory(torch.Tensor.share_memory_)
     _storage_addresses(mode)
+
+
+def _without_values(mode: Any, tensor: Any) -> Any:
+    with mode.fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _share_memory(original: Any) -> Any:

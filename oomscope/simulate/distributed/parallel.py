@@ -1,0 +1,63 @@
+"""DistributedDataParallel on the fake group: its C++ reducer needs a communication hook and a logger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Patch `DistributedDataParallel`."""
+    dist = torch.distributed
+    ddp = torch.nn.parallel.DistributedDataParallel
+    plain_init = ddp.__init__
+
+    def average(_state: Any, bucket: Any) -> Any:
+        """The gradients as they are: every rank has the same."""
+        buffer = bucket.buffer()
+        buffer.div_(dist.get_world_size())
+        return _done(buffer)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from ..session import current
+
+        session = current()
+        tracker = session.tracker if session is not None else None
+        before = tracker.hint if tracker is not None else None
+        if tracker is not None:
+            tracker.hint = "communication"
+        try:
+            plain_init(self, *args, **kwargs)
+        finally:
+            if tracker is not None:
+                tracker.hint = before
+        self._simulated_hook = average
+        dist._register_comm_hook(self.reducer, self, _call_hook)
+        self.logger = _Silent()
+
+    def register_comm_hook(self: Any, state: Any, hook: Any) -> None:
+        self._simulated_hook = lambda _module, bucket: hook(state, bucket)
+
+    ddp.__init__ = init
+    ddp.register_comm_hook = register_comm_hook
+    dist._verify_params_across_processes = lambda *_args, **_kwargs: None
+    torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_args, **_kwargs: True
+
+
+def _call_hook(module: Any, bucket: Any) -> Any:
+    """The one hook that the reducer takes; users may register theirs later."""
+    return module._simulated_hook(module, bucket)
+
+
+def _done(value: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+class _Silent:
+    """Stands for the C++ logger, which wants a CUDA timer."""
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_args, **_kwargs: None
