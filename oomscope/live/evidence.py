@@ -76,7 +76,9 @@ def _attempt_folder(path: Path) -> Path:
     attempts = path / layout.ATTEMPTS_DIR
     numbered = [each for each in attempts.glob("[0-9]*") if each.is_dir()] if attempts.is_dir() else []
     if not numbered:
-        raise SessionError(f"{path} holds no attempt of oomscope", hint="oomscope sessions lists the sessions")
+        raise SessionError(
+            f"{path} holds no attempt of oomscope", hint="oomscope sessions lists the sessions"
+        )
     return max(numbered, key=lambda each: int(each.name) if each.name.isdigit() else -1)
 
 
@@ -96,7 +98,9 @@ def _choose(known: dict[str, RankFact], rank: int | None) -> str | None:
     if rank is not None:
         return next((name for name, fact in known.items() if fact.rank == rank), None)
     failed = {name: fact for name, fact in known.items() if fact.oom is not None}
-    failed = failed or {name: f for name, f in known.items() if f.exception is not None and f.exception.is_oom}
+    failed = failed or {
+        name: f for name, f in known.items() if f.exception is not None and f.exception.is_oom
+    }
     failed = failed or {name: f for name, f in known.items() if f.failed}
     if failed:
         return min(failed, key=lambda name: failed[name].failed_ns or 1 << 62)
@@ -170,14 +174,20 @@ def _with_messages(e: Evidence, reading: LogReading) -> Evidence:
 
 
 def _same(one: OomMessage, other: OomMessage) -> bool:
-    return one.kind == other.kind and one.tried_bytes == other.tried_bytes and one.allocated_bytes == other.allocated_bytes
+    return (
+        one.kind == other.kind
+        and one.tried_bytes == other.tried_bytes
+        and one.allocated_bytes == other.allocated_bytes
+    )
 
 
 def _with_source(e: Evidence, script: Path | None) -> Evidence:
     frames = (*(e.oom.frames if e.oom else ()), *(e.exception.frames if e.exception else ()))
     lint, signals = inspect(script, (frame.file for frame in frames))
     on_stack = from_frames(frames, "traceback") if frames else ()
-    return replace(e, script=str(script) if script else None, lint=lint, signals=(*e.signals, *signals, *on_stack))
+    return replace(
+        e, script=str(script) if script else None, lint=lint, signals=(*e.signals, *signals, *on_stack)
+    )
 
 
 def _with_settings(e: Evidence, hello: ranks_of.Record, info: dict[str, Any]) -> Evidence:

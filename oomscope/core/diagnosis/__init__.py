@@ -1,7 +1,7 @@
 """From any trace of an out-of-memory failure to its cause: evidence, flowchart, rules and verdict; parsing of texts.
 
-    diagnosis = diagnose(evidence)
-    diagnosis.to_json()["verdicts"][0]["cause"]
+diagnosis = diagnose(evidence)
+diagnosis.to_json()["verdicts"][0]["cause"]
 """
 
 from __future__ import annotations

@@ -75,13 +75,17 @@ def _against_sharding(e: Evidence) -> str | None:
 def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
     """Advice that holds whatever the cause: above all where torch's own hint misleads."""
     said: list[str] = []
-    hint = (e.message is not None and e.message.conf_var is not None) or (e.exception is not None and e.exception.is_oom)
+    hint = (e.message is not None and e.message.conf_var is not None) or (
+        e.exception is not None and e.exception.is_oom
+    )
     if hint and e.shortfall is not None and e.shortfall > 0:
         said.append(
             "torch's hint about fragmentation does not apply: free memory and idle cache together are smaller than the request."
         )
     elif hint and reason_against(e, "expandable") == "expandable_segments is already on":
-        said.append("torch's hint names expandable_segments, which is already on: the text is the same for every failure.")
+        said.append(
+            "torch's hint names expandable_segments, which is already on: the text is the same for every failure."
+        )
     if best is not None and best.rule.cause == "capacity_activations" and e.trend is None and e.oom is None:
         said.append("If the job ran for long before it failed, look for growth first.")
     return tuple(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from oomscope.core.diagnosis.advice import choose_fixes, sentences
 from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
@@ -13,6 +14,9 @@ from oomscope.core.diagnosis.rules.tools import NUMBERS, RUN
 
 LISTED = 0.3
 """Findings below are not worth a line."""
+
+WORDS_ONLY = 0.72
+"""A description in words, without any message, record or source, never makes a cause certain."""
 
 UNKNOWN = Rule(
     "oom.unknown", "unknown", "the evidence does not decide", "Q1", "more evidence", lambda _: Undecided()
@@ -27,11 +31,17 @@ def diagnose(evidence: Evidence, *, extra_rules: Iterable[Rule] = ()) -> Diagnos
     rules = (*BUILT_IN, *extra_rules)
     answers: dict[Rule, Answer] = {rule: rule.test(evidence) for rule in rules}
     found = [(rule, answer) for rule, answer in answers.items() if isinstance(answer, Finding)]
+    if not _is_measured(evidence):
+        found = [
+            (rule, replace(finding, confidence=min(finding.confidence, WORDS_ONLY)))
+            for rule, finding in found
+        ]
     found.sort(key=lambda pair: -pair[1].confidence)
     verdicts = [
         Verdict(rule, finding, choose_fixes(evidence, rule, finding))
         for rule, finding in found
-        if finding.confidence >= LISTED and (rule.is_problem or evidence.signal("says:growing", "says:plateau"))
+        if finding.confidence >= LISTED
+        and (rule.is_problem or evidence.signal("says:growing", "says:plateau"))
     ]
     if not evidence.failed and not _complains(evidence):
         verdicts = [v for v in verdicts if v.finding.confidence >= LIKELY]
@@ -39,6 +49,12 @@ def diagnose(evidence: Evidence, *, extra_rules: Iterable[Rule] = ()) -> Diagnos
         verdicts.insert(0, _unknown(evidence, answers, verdicts))
     best = verdicts[0] if verdicts else None
     return Diagnosis(evidence, tuple(verdicts), walk(evidence, answers, best), sentences(evidence, best))
+
+
+def _is_measured(e: Evidence) -> bool:
+    """Something beside words was seen."""
+    records = (e.message, e.oom, e.exception, e.trend, e.rss_trend, e.allocator, e.host)
+    return any(record is not None for record in records) or bool(e.lint or e.outcomes or e.processes)
 
 
 def _complains(evidence: Evidence) -> bool:

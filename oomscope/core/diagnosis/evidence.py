@@ -363,8 +363,10 @@ class Evidence:
     @property
     def failed(self) -> bool:
         """Whether anything says that memory ran out."""
-        return self.oom is not None or any(m.is_oom for m in self.messages) or bool(
-            self.exception and self.exception.is_oom
+        return (
+            self.oom is not None
+            or any(m.is_oom for m in self.messages)
+            or bool(self.exception and self.exception.is_oom)
         )
 
     @property
@@ -400,7 +402,11 @@ class Evidence:
 
     @property
     def unallocated(self) -> int | None:
-        if self.oom is not None and self.oom.reserved_bytes is not None and self.oom.allocated_bytes is not None:
+        if (
+            self.oom is not None
+            and self.oom.reserved_bytes is not None
+            and self.oom.allocated_bytes is not None
+        ):
             return max(0, self.oom.reserved_bytes - self.oom.allocated_bytes)
         return self.arithmetic.unallocated if self.arithmetic is not None else None
 

@@ -12,7 +12,16 @@ from typing import TypeVar
 from oomscope.core.diagnosis import guide
 from oomscope.core.diagnosis.arithmetic import MEANING
 from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
-from oomscope.core.diagnosis.model import LIKELY, Answer, Excluded, Finding, FlowNode, Rule, Undecided, Verdict
+from oomscope.core.diagnosis.model import (
+    LIKELY,
+    Answer,
+    Excluded,
+    Finding,
+    FlowNode,
+    Rule,
+    Undecided,
+    Verdict,
+)
 from oomscope.core.diagnosis.rules import tools
 
 Reply = tuple[str, tuple[Fact, ...], tuple[Missing, ...]]
@@ -59,7 +68,11 @@ def _random_iteration(e: Evidence) -> Reply:
     said = e.signal("says:random", "says:varied_inputs")
     if said is not None:
         return "yes", (tools.heard(said),), ()
-    return "unknown", (), (Missing("whether a second run fails in the same step", "run it again with oomscope run"),)
+    return (
+        "unknown",
+        (),
+        (Missing("whether a second run fails in the same step", "run it again with oomscope run"),),
+    )
 
 
 def _varied_inputs(e: Evidence) -> Fact | None:
@@ -210,7 +223,9 @@ def _node(e: Evidence, question: Question, answers: Mapping[Rule, Answer]) -> Fl
         return replace(base, answer=answer, evidence=evidence, missing=missing)
     if found is not None and found[1].confidence >= LIKELY:
         rule, finding = found
-        return replace(base, answer="yes", verdict=rule.id, evidence=finding.evidence, missing=finding.missing)
+        return replace(
+            base, answer="yes", verdict=rule.id, evidence=finding.evidence, missing=finding.missing
+        )
     excluded = [answer for answer in mine.values() if isinstance(answer, Excluded)]
     undecided = [answer for answer in mine.values() if isinstance(answer, Undecided)]
     if found is not None:

@@ -51,7 +51,15 @@ class Frame:
     """The source text printed under the frame; "" when the log has none."""
 
 
-_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torch/nn/", "/torch/optim/", "/torch/autograd/", "/torch/utils/")
+_LIBRARY = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "/torch/nn/",
+    "/torch/optim/",
+    "/torch/autograd/",
+    "/torch/utils/",
+)
 
 
 def is_user_file(file: str) -> bool:

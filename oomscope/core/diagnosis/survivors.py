@@ -91,7 +91,9 @@ def growth(analysis: DeviceAnalysis, ends: StepEnds, source: SourceLine) -> Grow
     step = _birth_steps(analysis.device.events.time_us[lives.birth[alive]], ends)
     alive, step = alive[step >= WARM_UP_STEPS], step[step >= WARM_UP_STEPS]
     stack = lives.stack[alive]
-    growing = [one for one in np.unique(stack).tolist() if len(np.unique(step[stack == one])) >= MIN_BIRTH_STEPS]
+    growing = [
+        one for one in np.unique(stack).tolist() if len(np.unique(step[stack == one])) >= MIN_BIRTH_STEPS
+    ]
     if not growing:
         return None
     chosen: BoolArray = np.isin(stack, np.asarray(growing))

@@ -14,7 +14,9 @@ Rule = Callable[[Script], Iterator[Finding]]
 _CUTS = frozenset({"item", "detach", "tolist", "numpy", "float", "int", "data"})
 _LEAVES_DEVICE = frozenset({"item", "tolist", "numpy", "cpu", "float", "int"})
 _MODEL_CALL = re.compile(r"\b(?:self\.)?(?:\w*model|net|network|module|encoder|decoder)\(")
-_EVAL_NAME = re.compile(r"(?:^|_)(?:eval|evaluate|validate|validation|val|test|infer\w*|predict)(?:_|$)", re.IGNORECASE)
+_EVAL_NAME = re.compile(
+    r"(?:^|_)(?:eval|evaluate|validate|validation|val|test|infer\w*|predict)(?:_|$)", re.IGNORECASE
+)
 
 
 def _method_calls(script: Script, *names: str) -> Iterator[tuple[ast.Call, str]]:
@@ -73,7 +75,9 @@ def graph_append(script: Script) -> Iterator[Finding]:
     """A loss with its graph goes into a list, a dictionary or a meter."""
     for call, _ in _method_calls(script, "append", "appendleft", "extend", "add", "update"):
         if call.args and _carries_graph(script, call.args[0]) and script.repeats(call):
-            yield script.finding("graph-append", call, f"{ast.unparse(call)} keeps the autograd graph of every step")
+            yield script.finding(
+                "graph-append", call, f"{ast.unparse(call)} keeps the autograd graph of every step"
+            )
     for node in script.nodes:
         if (
             isinstance(node, ast.Assign)
@@ -100,7 +104,9 @@ def graph_sum(script: Script) -> Iterator[Finding]:
         if not target or value is None or target in script.losses or not script.repeats(node):
             continue
         if _carries_graph(script, value):
-            yield script.finding("graph-sum", node, f"{ast.unparse(node)} sums tensors together with their graphs")
+            yield script.finding(
+                "graph-sum", node, f"{ast.unparse(node)} sums tensors together with their graphs"
+            )
 
 
 def retain_graph(script: Script) -> Iterator[Finding]:
@@ -120,13 +126,26 @@ def hidden_state(script: Script) -> Iterator[Finding]:
         for node in ast.walk(loop):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
-            given = {dotted(argument) for argument in (*node.value.args, *(k.value for k in node.value.keywords))}
+            given = {
+                dotted(argument) for argument in (*node.value.args, *(k.value for k in node.value.keywords))
+            }
             made = {dotted(each) for target in node.targets for each in _targets(target)}
-            again = {name for name in given & made if re.search(r"state|hidden|\bhx?\b|memory|cache|past", name)}
-            cut = any(f"{name}.detach" in script.source or f"{name} = repackage" in script.source for name in again)
-            if again and not cut and not script.without_grad(node) and not re.search(r"\.to\(|\.cuda\(", ast.unparse(node)):
+            again = {
+                name for name in given & made if re.search(r"state|hidden|\bhx?\b|memory|cache|past", name)
+            }
+            cut = any(
+                f"{name}.detach" in script.source or f"{name} = repackage" in script.source for name in again
+            )
+            if (
+                again
+                and not cut
+                and not script.without_grad(node)
+                and not re.search(r"\.to\(|\.cuda\(", ast.unparse(node))
+            ):
                 name = sorted(again)[0]
-                yield script.finding("hidden-state", node, f"{name} goes into the next step with its graph (no detach)")
+                yield script.finding(
+                    "hidden-state", node, f"{name} goes into the next step with its graph (no detach)"
+                )
 
 
 def _targets(node: ast.expr) -> list[ast.expr]:
@@ -142,7 +161,9 @@ def container_append(script: Script) -> Iterator[Finding]:
         chain = _chain(value)
         detached = "detach" in chain or (script.without_grad(call) and _is_output(script, value))
         if detached and not chain & _LEAVES_DEVICE:
-            yield script.finding("container-append", call, f"{ast.unparse(call)} keeps results of every step on the device")
+            yield script.finding(
+                "container-append", call, f"{ast.unparse(call)} keeps results of every step on the device"
+            )
 
 
 def _is_output(script: Script, value: ast.expr) -> bool:
@@ -154,14 +175,20 @@ def _is_output(script: Script, value: ast.expr) -> bool:
 def eval_no_grad(script: Script) -> Iterator[Finding]:
     """Evaluation runs the model and records gradients nobody wants."""
     for node in script.nodes:
-        if not isinstance(node, ast.FunctionDef) or not _EVAL_NAME.search(node.name) or node.name.startswith("test_"):
+        if (
+            not isinstance(node, ast.FunctionDef)
+            or not _EVAL_NAME.search(node.name)
+            or node.name.startswith("test_")
+        ):
             continue
         text = ast.unparse(node)
         runs = _MODEL_CALL.search(text) and ".eval()" in text
         if not runs or re.search(r"no_grad|inference_mode|set_grad_enabled|backward\(", text):
             continue
         callers = [
-            call for call, name in zip(script.calls, script.names, strict=True) if name.rsplit(".", 1)[-1] == node.name
+            call
+            for call, name in zip(script.calls, script.names, strict=True)
+            if name.rsplit(".", 1)[-1] == node.name
         ]
         if callers and all(script.without_grad(call) for call in callers):
             continue
@@ -172,7 +199,11 @@ def load_device(script: Script) -> Iterator[Finding]:
     """torch.load without map_location puts tensors back where they were saved from: often cuda:0 for all ranks."""
     for call, name in zip(script.calls, script.names, strict=True):
         if name == "torch.load" and keyword(call, "map_location") is None and len(call.args) < 2:
-            yield script.finding("load-device", call, "torch.load without map_location returns tensors to the device they came from")
+            yield script.finding(
+                "load-device",
+                call,
+                "torch.load without map_location returns tensors to the device they came from",
+            )
 
 
 def no_set_device(script: Script) -> Iterator[Finding]:
@@ -183,7 +214,11 @@ def no_set_device(script: Script) -> Iterator[Finding]:
         return
     for call, name in zip(script.calls, script.names, strict=True):
         if name.endswith("init_process_group"):
-            yield script.finding("no-set-device", call, "no torch.cuda.set_device(local_rank): every rank makes a context on GPU 0")
+            yield script.finding(
+                "no-set-device",
+                call,
+                "no torch.cuda.set_device(local_rank): every rank makes a context on GPU 0",
+            )
             return
 
 
@@ -191,29 +226,39 @@ def data_parallel(script: Script) -> Iterator[Finding]:
     """nn.DataParallel gathers outputs and losses on its first device."""
     for call, name in zip(script.calls, script.names, strict=True):
         if name in ("DataParallel", "nn.DataParallel", "torch.nn.DataParallel"):
-            yield script.finding("data-parallel", call, "nn.DataParallel gathers outputs and gradients on its first device")
+            yield script.finding(
+                "data-parallel", call, "nn.DataParallel gathers outputs and gradients on its first device"
+            )
 
 
 def zero_grad(script: Script) -> Iterator[Finding]:
     """zero_grad(set_to_none=False) keeps the gradients through the next forward."""
     for call, _ in _method_calls(script, "zero_grad"):
         if is_constant(keyword(call, "set_to_none"), False):
-            yield script.finding("zero-grad", call, "zero_grad(set_to_none=False) keeps gradients through the next forward")
+            yield script.finding(
+                "zero-grad", call, "zero_grad(set_to_none=False) keeps gradients through the next forward"
+            )
 
 
 def empty_cache_loop(script: Script) -> Iterator[Finding]:
     """empty_cache() in a loop does not lower the peak of live tensors; it costs time."""
     for call, name in zip(script.calls, script.names, strict=True):
         if name.endswith("cuda.empty_cache") and script.in_loop(call):
-            yield script.finding("empty-cache-loop", call, "empty_cache() in a loop does not lower the peak of live tensors")
+            yield script.finding(
+                "empty-cache-loop", call, "empty_cache() in a loop does not lower the peak of live tensors"
+            )
 
 
 def tensorboard(script: Script) -> Iterator[Finding]:
     """A loss tensor is handed to a logger, which may keep it."""
     for call, name in _method_calls(script, "add_scalar", "log", "log_metric"):
         values = [*call.args, *(each.value for each in call.keywords)]
-        if any(_carries_graph(script, value) for value in values) and not name.startswith(("math.", "np.", "torch.")):
-            yield script.finding("logged-graph", call, f"{ast.unparse(call)[:80]} hands over a tensor with its graph")
+        if any(_carries_graph(script, value) for value in values) and not name.startswith(
+            ("math.", "np.", "torch.")
+        ):
+            yield script.finding(
+                "logged-graph", call, f"{ast.unparse(call)[:80]} hands over a tensor with its graph"
+            )
 
 
 def full_state_dict(script: Script) -> Iterator[Finding]:
@@ -221,9 +266,13 @@ def full_state_dict(script: Script) -> Iterator[Finding]:
     for call, name in zip(script.calls, script.names, strict=True):
         if name.endswith(("FullStateDictConfig", "StateDictOptions")):
             full = name.endswith("FullStateDictConfig") or is_constant(keyword(call, "full_state_dict"), True)
-            offloads = is_constant(keyword(call, "offload_to_cpu"), True) or is_constant(keyword(call, "cpu_offload"), True)
+            offloads = is_constant(keyword(call, "offload_to_cpu"), True) or is_constant(
+                keyword(call, "cpu_offload"), True
+            )
             if full and not offloads:
-                yield script.finding("full-state-dict", call, "the full state dict is gathered on the device (no CPU offload)")
+                yield script.finding(
+                    "full-state-dict", call, "the full state dict is gathered on the device (no CPU offload)"
+                )
 
 
 def no_sync(script: Script) -> Iterator[Finding]:
@@ -231,7 +280,11 @@ def no_sync(script: Script) -> Iterator[Finding]:
     sharded = script.has(r"FSDP$|FullyShardedDataParallel$|fully_shard$")
     for call, name in zip(script.calls, script.names, strict=True):
         if sharded and (name.endswith(".no_sync") or name.endswith(".set_requires_gradient_sync")):
-            yield script.finding("no-sync", call, "without gradient synchronisation, sharded training keeps unsharded gradients")
+            yield script.finding(
+                "no-sync",
+                call,
+                "without gradient synchronisation, sharded training keeps unsharded gradients",
+            )
 
 
 def buckets(script: Script) -> Iterator[Finding]:
@@ -239,22 +292,30 @@ def buckets(script: Script) -> Iterator[Finding]:
     for call, name in zip(script.calls, script.names, strict=True):
         if re.search(r"(?:^|\.)(?:DistributedDataParallel|DDP)$", name):
             if not is_constant(keyword(call, "gradient_as_bucket_view"), True):
-                yield script.finding("ddp-buckets", call, "DDP without gradient_as_bucket_view=True holds all gradients twice")
+                yield script.finding(
+                    "ddp-buckets", call, "DDP without gradient_as_bucket_view=True holds all gradients twice"
+                )
 
 
 def cudnn_benchmark(script: Script) -> Iterator[Finding]:
     """cudnn.benchmark tries algorithms with large workspaces in the first iterations of each shape."""
     for node in script.nodes:
-        if isinstance(node, ast.Assign) and any(dotted(each).endswith("cudnn.benchmark") for each in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            dotted(each).endswith("cudnn.benchmark") for each in node.targets
+        ):
             if is_constant(node.value, True):
-                yield script.finding("cudnn-benchmark", node, "cudnn.benchmark=True tries algorithms with large workspaces")
+                yield script.finding(
+                    "cudnn-benchmark", node, "cudnn.benchmark=True tries algorithms with large workspaces"
+                )
 
 
 def memory_fraction(script: Script) -> Iterator[Finding]:
     """The script limits itself to a part of the device."""
     for call, name in zip(script.calls, script.names, strict=True):
         if name.endswith("set_per_process_memory_fraction"):
-            yield script.finding("memory-fraction", call, f"{ast.unparse(call)} limits torch to a part of the device")
+            yield script.finding(
+                "memory-fraction", call, f"{ast.unparse(call)} limits torch to a part of the device"
+            )
 
 
 def caught_oom(script: Script) -> Iterator[Finding]:
@@ -266,7 +327,11 @@ def caught_oom(script: Script) -> Iterator[Finding]:
         body = "\n".join(ast.unparse(each) for each in node.body)
         is_oom = "OutOfMemoryError" in caught or ("RuntimeError" in caught and "out of memory" in body)
         if is_oom and re.search(r"\b(?:train|step|run|forward|model|main|fit|generate)\w*\(", body):
-            yield script.finding("caught-oom", node, "the retry runs inside the except block, where the failed step's tensors still live")
+            yield script.finding(
+                "caught-oom",
+                node,
+                "the retry runs inside the except block, where the failed step's tensors still live",
+            )
 
 
 RULES: tuple[Rule, ...] = (

@@ -157,7 +157,9 @@ class Script:
         if function.name in seen or len(seen) > 4:
             return False
         callers = [
-            call for call, name in zip(self.calls, self.names, strict=True) if name.rsplit(".", 1)[-1] == function.name
+            call
+            for call, name in zip(self.calls, self.names, strict=True)
+            if name.rsplit(".", 1)[-1] == function.name
         ]
         return bool(callers) and all(self.guarded(call, seen | {function.name}) for call in callers)
 
@@ -166,7 +168,9 @@ class Script:
 
     def finding(self, rule: str, node: ast.AST | None, text: str) -> Finding:
         line = getattr(node, "lineno", 0) if node is not None else 0
-        return Finding(rule, line, self.function(node) if node is not None else "<module>", text, self.text_at(line))
+        return Finding(
+            rule, line, self.function(node) if node is not None else "<module>", text, self.text_at(line)
+        )
 
 
 def _stops_grad(text: str) -> bool:

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from oomscope.core.diagnosis.model import Rule
-from oomscope.core.diagnosis.rules import capacity, growth, packing
+from oomscope.core.diagnosis.rules import (
+    capacity,
+    growth,
+    host,
+    ineffective,
+    lasting,
+    outside,
+    packing,
+    phases,
+    ranks,
+    transient,
+)
 
-BUILT_IN: tuple[Rule, ...] = (*packing.RULES, *capacity.RULES, *growth.RULES)
+#: Of two findings with the same confidence the earlier rule stands first: gate, phases, peaks, packing, capacity, growth, host.
+BUILT_IN: tuple[Rule, ...] = (
+    *outside.RULES,
+    *transient.RULES,
+    *phases.RULES,
+    *ranks.RULES,
+    *packing.RULES,
+    *capacity.RULES,
+    *growth.RULES,
+    *lasting.RULES,
+    *ineffective.RULES,
+    *host.RULES,
+)
 
 
 def by_id(rule_id: str) -> Rule | None:

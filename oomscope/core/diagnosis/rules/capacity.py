@@ -87,7 +87,15 @@ def _activations_by_text(e: Evidence) -> Answer:
     short = e.tag("short_without_fragmentation") or e.tag("defragmentation_minor")
     if not short or not e.tag("nearly_all_live"):
         return Undecided((t.MODEL, t.SNAPSHOT))
-    if e.signal("says:growing", "says:late", "says:retry"):
+    late = e.signal("says:late")
+    if late is not None and t.share(e.allocated, e.capacity) >= 0.9:
+        return Finding(
+            0.55,
+            "The card is almost full of live tensors all the time; a small request more is enough to fail at any moment.",
+            t.facts(t.request_fact(e), t.heard(late), t.shortfall_fact(e)),
+            (t.SERIES,),
+        )
+    if e.signal("says:growing", "says:late", "says:retry", "says:not_first"):
         return Undecided((t.SERIES, t.SNAPSHOT))
     confidence = 0.55 if e.phase is None else 0.68
     if e.tag("giant_request"):
@@ -143,7 +151,9 @@ def _in_first_step(e: Evidence, in_init: bool) -> Answer:
         return Excluded((Fact(f"optimizer state exists since step 0; it failed in step {e.step}", "steps"),))
     multi = any(f.function.startswith("_multi_tensor_") for f in _frames(e))
     if multi and not in_init:
-        return Excluded((Fact("it failed in the arithmetic of the step, not while making state", "traceback"),))
+        return Excluded(
+            (Fact("it failed in the arithmetic of the step, not while making state", "traceback"),)
+        )
     confidence = 0.92 if in_init else 0.85 if first else 0.62
     return Finding(
         confidence,
@@ -202,7 +212,9 @@ def _longest(e: Evidence) -> Answer:
         return Excluded(t.facts(t.trend_fact(e)))
     rows = [row for row in _steps(e) if row.input_numel and row.peak is not None]
     if len(rows) >= 4:
-        return _by_correlation(e, [float(r.input_numel or 0) for r in rows], [float(r.peak or 0) for r in rows])
+        return _by_correlation(
+            e, [float(r.input_numel or 0) for r in rows], [float(r.peak or 0) for r in rows]
+        )
     said = e.signal("says:varied_inputs", "says:longest")
     full = _says_full(e)
     if said is not None and full and e.phase not in ("save", "resume", "load", "init"):

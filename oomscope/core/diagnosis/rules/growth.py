@@ -71,7 +71,11 @@ def _graph_measured(e: Evidence, lint: LintFact | None) -> Answer:
     evidence = t.facts(
         t.trend_fact(e),
         t.growth_fact(growth) if growth else None,
-        Fact(f"{growth.stacks} different lines of forward left survivors: saved tensors of graphs", "snapshot", growth.stacks)
+        Fact(
+            f"{growth.stacks} different lines of forward left survivors: saved tensors of graphs",
+            "snapshot",
+            growth.stacks,
+        )
         if growth and graph
         else None,
         *(_lint_fact(each) for each in e.lint if each.rule in GRAPH_LINT[:3]),
@@ -95,7 +99,11 @@ def _eta(e: Evidence) -> tuple[Fact, ...]:
     if e.trend is None or e.capacity is None or e.failed:
         return ()
     left = e.trend.steps_until(e.capacity, e.rank.peak_allocated_bytes if e.rank else None)
-    return (Fact(f"at this rate the card is full in about {left:.0f} steps", "steps", round(left)),) if left is not None else ()
+    return (
+        (Fact(f"at this rate the card is full in about {left:.0f} steps", "steps", round(left)),)
+        if left is not None
+        else ()
+    )
 
 
 def _lint_fact(lint: LintFact | None) -> Fact | None:

@@ -11,14 +11,16 @@ _REPLAY = Missing("the allocator's blocks at the failure, and whether other sett
 
 
 def _fragmentation(e: Evidence) -> Answer:
+    short = e.shortfall
+    if short is None and e.oom is None:
+        return _by_words(e)
     if not e.failed:
         return Excluded((Fact("nothing ran out of memory", "run"),))
     excluded = t.not_this_memory(e)
     if excluded is not None:
         return excluded
-    short = e.shortfall
     if short is None:
-        return _by_words(e)
+        return Undecided((t.NUMBERS, _REPLAY))
     if short > 0:
         return Excluded(t.facts(t.request_fact(e), t.shortfall_fact(e)))
     if e.allocator is not None and e.allocator.what_ifs:
@@ -41,7 +43,10 @@ def _by_replay(e: Evidence) -> Answer:
         )
         if a.largest_usable is not None
         else None,
-        *(Fact(f"the same allocations fit with {w.conf}", "what-if", w.peak_reserved_bytes) for w in fitting[:2]),
+        *(
+            Fact(f"the same allocations fit with {w.conf}", "what-if", w.peak_reserved_bytes)
+            for w in fitting[:2]
+        ),
         Fact("the model reproduced the recorded history exactly", "replay") if a.exact else None,
         *(t.group_fact(pin) for pin in a.pins[:2]),
     )
@@ -67,12 +72,20 @@ def _by_numbers(e: Evidence) -> Answer:
     evidence = t.facts(
         t.request_fact(e),
         t.shortfall_fact(e),
-        Fact(f"{t.size(idle)} of torch's cache is idle ({part:.0%})", "message" if e.oom is None else "allocator", idle),
+        Fact(
+            f"{t.size(idle)} of torch's cache is idle ({part:.0%})",
+            "message" if e.oom is None else "allocator",
+            idle,
+        ),
     )
     if (e.free or 0) >= (e.requested or 0) > 0:
         return Excluded((*evidence, Fact("the free memory alone was enough", "message")))
     if e.phase in ("save", "resume", "load", "init") and e.oom is None:
-        return Finding(0.3, "Idle cache could have served the request, but the phase itself is the likelier cause.", evidence)
+        return Finding(
+            0.3,
+            "Idle cache could have served the request, but the phase itself is the likelier cause.",
+            evidence,
+        )
     if part < 0.1:
         return Finding(
             0.25,
@@ -112,7 +125,9 @@ def _stream_held(e: Evidence) -> Answer:
     a = e.allocator
     if a is not None and a.pending_free is not None:
         evidence = (
-            Fact(f"{t.size(a.pending_free)} were freed but wait for another stream", "replay", a.pending_free),
+            Fact(
+                f"{t.size(a.pending_free)} were freed but wait for another stream", "replay", a.pending_free
+            ),
         )
         enough = a.pending_free >= (e.requested or 0) > 0
         if a.pending_free > 64 * MIB and enough:
@@ -125,7 +140,11 @@ def _stream_held(e: Evidence) -> Answer:
         return Excluded(evidence)
     said = e.signal("says:record_stream")
     if said is not None:
-        return Finding(0.8, "Blocks recorded on a communication stream are not reusable until it catches up.", (t.heard(said),))
+        return Finding(
+            0.8,
+            "Blocks recorded on a communication stream are not reusable until it catches up.",
+            (t.heard(said),),
+        )
     cached = e.signal("says:reserved_stays")
     sharded = e.signal("uses:fsdp", "uses:zero", "uses:deepspeed")
     if cached is not None and sharded is not None and e.phase is None:

@@ -110,7 +110,9 @@ def group_fact(group: LiveGroup) -> Fact:
     """Where the bytes of a group come from."""
     place = f" from {group.where.place}" if group.where else ""
     source = f"  {group.where.source.strip()}" if group.where and group.where.source else ""
-    return Fact(f"{size(group.bytes)} alive in {group.count} allocations{place}{source}", "snapshot", group.bytes)
+    return Fact(
+        f"{size(group.bytes)} alive in {group.count} allocations{place}{source}", "snapshot", group.bytes
+    )
 
 
 def growth_fact(growth: GrowthGroup) -> Fact:

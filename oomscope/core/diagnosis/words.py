@@ -1,0 +1,142 @@
+"""Observations read from what a person writes about a failure, in their own words.
+
+An issue or a chat message often says what no error text does: "after the first epoch", "only when resuming", "with FSDP", "keeps
+growing". Such words are weak evidence: they carry a strength below that of anything measured, and rules never reach full
+confidence on them alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+from oomscope.core.diagnosis.evidence import Signal
+
+STRENGTH = 0.6
+
+#: name, pattern, what it says. Several patterns may give one name.
+_WORDS: tuple[tuple[str, str, str], ...] = (
+    # -- course over time
+    ("says:growing", r"\b(?:grow(?:s|ing|th)?|grew|climb(?:s|ing)?|leak(?:s|ing|age)?|accumulat\w+|ramps?|rises?|increas(?:es|ing)|go(?:es|ing)? up|creep\w*|builds? up)\b(?! by the data)", "memory grows"),
+    ("says:growing", r"\buntil (?:it )?(?:OOM|overflow|out of memory|crash\w*)|\bafter (?:a while|some time|~?\d+ (?:iter|step|batch)\w*)|per (?:iter(?:ation)?|step|batch|hour|epoch)\b", "it fails only after a while"),
+    ("says:rate", r"[\d.]+\s*(?:-\s*[\d.]+)?\s*[KMG]i?B\s*(?:/|per |each |every )\s*(?:\d+ )?(?:\w+ )?(?:iter|step|batch|hour|epoch|validation)|\+\s*[\d.]+\s*(?:-\s*[\d.]+)?\s*[KMG]i?B at every", "a rate of growth is known"),
+    ("says:plateau", r"\bplateau\w*|then (?:stops?|stays?|stabili[sz]es?|levels? off)|(?:stays?|remains?) (?:flat|constant|stable) (?:after|from)", "it rises and then stays"),
+    ("says:late", r"\bafter (?:several |many |\d+ )?(?:hours|days|epochs)\b|\bstep [1-9]\d{3,}\b|\b(?:OOM|fails?|dies) late\b", "it fails late"),
+    ("says:first", r"\b(?:in|at|on|during) the first (?:iteration|step|batch|forward|optimi[sz]er)|\bat (?:the )?(?:very )?(?:start|beginning)\b|\bfirst (?:iteration|forward)\b|before (?:step 1|training)", "it fails at the start"),
+    ("says:not_first", r"\b(?:passe[ds]|survives?|after) (?:\w+ )?(?:\d+|two|three|four|several) (?:\w+ )?(?:steps?|updates?|iterations?|epochs?)|\b(?:at|in) iteration [1-9]\d+|\b(?:step|iteration) [2-9]\d*\b", "earlier steps passed"),
+    ("says:random", r"\brandom(?:ly)?\b(?! (?:tensor|id|input|seed|init|data|crop))|\bnot (?:stable|reproducible|deterministic)\b|\bsporadic\w*", "it fails at no fixed step"),
+    ("says:retry", r"\b(?:after |when )?(?:catch(?:ing)?|caught|except(?:ion)?|recover\w*)\b.{0,60}\b(?:again|second|retry|next|fails|still|following)\b|\bsecond (?:call|run|attempt) (?:fails|dies|OOMs)|\bretr(?:y|ies|ied|ying)\b|following steps", "it fails again after an error was caught"),
+    ("says:retry", r"\bleaves? (?:intermediate )?tensors? allocated", "a failed step leaves memory behind"),
+    ("says:start_peak", r"\bat (?:the )?start\b.{0,40}\b(?:later|steady|then|afterwards)\b", "it needs more at the start than later"),
+    # -- where
+    ("says:host", r"\b(?:CPU|host|system) (?:memory|RAM|OOM)\b|\bRAM\b(?! on)|\bswap\b|signal[ -]*9\b|\bSIGKILL\b|worker.{0,20}killed|\bKilled\b", "host memory is meant"),
+    ("phase:save", r"\bsav(?:e|es|ing)\b(?! (?:memory|nothing|any|only|\d))(?!s? nothing)|checkpoint(?:s)? (?:is|was|are) (?:written|saved)|\bstate[_ ]dict\b(?<!load_state_dict)|ModelCheckpoint|full state dict|Failed to clone\(\)|clone\(\) (?:OOM )?warnings?", "it happens while saving"),
+    ("phase:resume", r"\bresum\w+|\brestor\w+|load_state_dict|load(?:s|ing|ed)? (?:the |a )?(?:optimizer|checkpoint|ckpt)|optimizer\.pt\b", "it happens while resuming or loading a checkpoint"),
+    ("phase:eval", r"\bevaluat\w+|\bvalidation\b|\bvalidat(?:e|ing)\b|\beval\b|\bgenerate\(|\binference\b|\bno_grad\b", "it happens in evaluation"),
+    ("phase:optimizer", r"\boptimi[sz]er\.step\b|\bAdam\w* step\b|(?:in|during|at) (?:the )?optimi[sz]er(?:'s)? step", "it happens in the optimizer step"),
+    ("phase:init", r"\binit(?:iali[sz]ation)?\b(?:.{0,20}\bOOM\b)?|before step 1|_move_model_to_device|moves? (?:the )?(?:whole|full|entire) |\.shard\(\)", "it happens while the model is set up"),
+    ("phase:load", r"\bfrom_pretrained\b|\bload(?:s|ing)? (?:the )?(?:model|weights|a checkpoint)|ranks? loading", "it happens while weights are loaded"),
+    # -- what the job uses
+    ("uses:fsdp", r"\bFSDP\d?\b|fully_shard|FullyShardedDataParallel", "uses FSDP"),
+    ("uses:zero", r"\bZeRO\b|\bzero[-_ ]?[123]\b", "uses ZeRO"),
+    ("uses:deepspeed", r"\bdeepspeed\b", "uses DeepSpeed"),
+    ("uses:ddp", r"\bDDP\b|DistributedDataParallel|torch\.distributed\.launch|\bddp\b", "uses DDP"),
+    ("uses:dataparallel", r"(?<!Distributed)(?<!distributed)\bDataParallel\b", "uses nn.DataParallel"),
+    ("uses:ranks", r"\branks?\b|\btorchrun\b|\bmulti-?GPU\b|\b\d+\s*(?:procs|processes|GPUs|ranks|nodes)\b|\b\d+x(?:\d+|[A-Z])\w*|torch\.distributed\.launch|\bevery process\b|\bDDP\b", "several processes"),
+    ("uses:autocast", r"\bautocast\b|\bAMP\b|--amp\b|mixed precision", "uses autocast"),
+    ("uses:checkpointing", r"(?:gradient|activation|reentrant|non-reentrant|native) checkpoint\w*|checkpoint_wrapper|checkpointing", "uses activation checkpointing"),
+    ("uses:expandable", r"expandable[_ ]segments|max_split_size", "allocator settings are in use"),
+    ("uses:varlen_attention", r"flash_attn_varlen|varlen_func", "uses flash_attn_varlen_func"),
+    ("uses:compile", r"\btorch\.compile\b|\bwith compile\b|\binductor\b|\bdynamo\b", "uses torch.compile"),
+    ("uses:cuda_graph", r"CUDA[ -]?graphs?\b|reduce-overhead|max-autotune|private pools", "uses CUDA graphs"),
+    ("uses:mem_pool", r"use_mem_pool|\bMemPool\b|memory pool of its own", "uses a memory pool of its own"),
+    ("uses:cudnn_benchmark", r"cudnn\.benchmark|cudnn benchmark", "cuDNN tries algorithms"),
+    ("uses:offload", r"\boffload\w*|ZeRO-?infinity|\bpin_memory\b|\bpinned\b", "state is offloaded to the host"),
+    ("uses:workers", r"\bworkers?\b|num_workers|\bDataLoader\b", "uses loader workers"),
+    ("uses:hooks", r"\b(?:forward |backward )?hooks?\b|\bOpacus\b|\bcallback\b", "hooks of a library are involved"),
+    ("uses:dynamic_shapes", r"dynamic (?:batching|shapes?)|shapes? (?:change|changes|changing|differ|printed)", "shapes change"),
+    ("uses:wsl", r"\bWSL2?\b", "runs under WSL"),
+    ("uses:windows", r"\bWindows\b|\bWDDM\b|paging file|pagefile", "runs on Windows"),
+    ("uses:mig", r"\bMIG\b|\bMPS server\b", "runs on a slice of the device"),
+    ("uses:scheduler", r"\bSLURM\b|\bKubernetes\b|\bk8s\b|\bcgroup\w*|\bper cpu\b|\bdocker\b|--mem\b", "a scheduler or container limits memory"),
+    # -- patterns in the program
+    ("says:keeps_graph", r"retain_graph|create_graph|\bgrad_fn\b|graph (?:of|from) every|(?:accumulat|sum|logg?|stor|append|keep|add)\w*\s+(?:a |the |each |all )?(?:\w+ )?loss(?:es)?(?: tensors?)?\b|loss(?:es)? (?:with|carry)|state fed back|recurrent state", "tensors with their graph are kept"),
+    ("says:keeps_outputs", r"(?:keeps?|kept|stor\w+|retain\w*|collect\w*) (?:all |each |every )?(?:step'?s? |the )?(?:outputs?|results?|predictions?|on (?:the )?GPU|for )|\bkept on GPU\b|outputs? (?:are |is )?kept|\bretained\b|tensors? per \w+ kept|detached but kept", "results of every step are kept"),
+    ("says:cycle", r"self[- ]reference|reference cycle|circular|\bgarbage\b|\bgc\b|garbage collect", "reference cycles are involved"),
+    ("says:no_nograd", r"(?:without|no|missing|forgot) (?:torch\.)?(?:no_grad|inference_mode)", "no torch.no_grad() in evaluation"),
+    ("says:cast_cache", r"cache_enabled|cached? (?:weight )?casts?", "autocast's cache is involved"),
+    ("says:foreach", r"\bforeach\b|multi[-_ ]tensor", "multi-tensor optimizer kernels"),
+    ("says:optimizer_kernel", r"\bfused\s*=|\bAdamW? step \d", "it happens in the arithmetic of the optimizer"),
+    ("says:logits", r"\blogits?\b|\bvocab\w*|\[B,\s*S,\s*V\]|cross[- _]?entropy", "the logits are involved"),
+    ("says:giant", r"one (?:temporary|tensor) the size|materiali[sz]es?\b|size of all gradients", "one tensor is as large as the model's gradients or logits"),
+    ("says:no_sync", r"no_sync|set_requires_gradient_sync|gradient accumulation with|when accumulating", "gradients are accumulated without synchronisation"),
+    ("says:buckets", r"gradient_as_bucket_view|\bbuckets?\b(?! by)", "DDP's buckets are involved"),
+    ("says:duplicate", r"\bneeds? 2x|\btwice\b|\b2x model\b|\bscratch (?:fits|ok|training fits)|from scratch", "it fits from scratch, or state exists twice"),
+    ("says:varied_inputs", r"vari(?:able|ed|able-length)[ -]?(?:inputs?|length|size)|sorted (?:loader|batches|by)|short batches|sequence length (?:varies|differs)|different lengths", "inputs differ in length"),
+    ("says:longest", r"longest (?:sample|batch|sequence)|largest batch", "the largest batch is suspected"),
+    ("says:low_share_allocated", r"reserved.{0,40}although allocated|allocated is (?:only )?\d|reserved\D{0,12}[\d.]+.{0,20}(?:vs|while|but) allocated", "reserved memory is far above allocated"),
+    ("says:reserved_stays", r"reserved stays|reserved (?:remains|does not (?:fall|drop))|allocated (?:halves|falls|drops).{0,30}reserved", "reserved memory stays high while allocated falls"),
+    ("says:record_stream", r"record_?stream|AVOID_RECORD_STREAMS", "blocks are recorded on another stream"),
+    ("says:on_gpu0", r"\bon (?:GPU|cuda|device)[ :]?0\b|\bcuda:0\b|\bfirst GPU\b|\brank[- ]?0 GPU|onto GPU 0|\bGPU 0 (?:is|has|holds|carries)", "the first GPU carries more than its share"),
+    ("says:gpu0_heavy", r"GPU ?0 [\d/ ]+.{0,30}(?:less|fewer) on GPU ?1|same max batch with 1 or \d GPUs", "the first GPU is much fuller than the others"),
+    ("says:only_multi", r"only (?:in|with|on) (?:multi|\d+ GPUs|several)", "only with several GPUs"),
+    ("says:no_effect", r"saves? nothing|does not (?:reduce|lower|help|change)|(?:uses|needs) (?:the )?(?:same|as much|slightly more|more) memory|no (?:effect|help|difference)|although it is on|as much memory as|same memory as", "a fix changed nothing"),
+    ("says:invisible_process", r"no visible process|\b0 processes\b|no process(?:es)? (?:shown|listed|visible)|outside torch|used by (?:someone|another)", "memory is held by nobody that can be seen"),
+    ("says:nccl_oom", r"NCCL (?:OOM|out of memory|error.{0,20}memory)", "NCCL found no memory"),
+    ("says:masked", r"NVML_SUCCESS|INTERNAL ASSERT", "an internal assertion stands where the message should be"),
+    ("says:library_init", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|cublasCreate|CUDNN_STATUS_\w+", "a library handle could not be made"),
+    ("says:more_gpus_help", r"solved with more GPUs|fits? (?:on|with) (?:more|larger|bigger)", "more memory cures it"),
+    ("says:allowed", r"\bGiB allowed\b|memory_fraction", "a limit on this process is set"),
+    ("says:python_objects", r"(?:pure-?Python )?(?:list|dict\w*) of (?:\d\w* )?(?:custom )?(?:\w+ )?(?:objects?|strings?|items?)|copy[- ]on[- ](?:write|access)", "the data set is a Python list or dictionary"),
+    ("says:per_epoch", r"per epoch|within one epoch|each epoch|every epoch", "it grows within an epoch"),
+    ("says:versions", r"\b(?:torch|pytorch|on torch|version)\s*\d+\.\d+|upgrade [\d.]+ ?->|\bregression\b", "it depends on a version"),
+    ("says:objects", r"#? ?of tensors|\w+ objects accumulate|number of (?:tensors|objects)", "the number of objects grows"),
+    ("says:only_system", r"\b(?:Ubuntu|Linux|Windows|macOS) only\b|only on (?:Ubuntu|Linux|Windows|macOS|A100|V100)", "only some systems show it"),
+    ("says:fails", r"\bOOM\b|out of memory|fails?\b|dies\b", "it fails"),
+)  # fmt: skip
+_PATTERNS = tuple(
+    (name, re.compile(pattern, re.IGNORECASE if name != "says:host" else 0), text)
+    for name, pattern, text in _WORDS
+)
+_SIZE_EACH = re.compile(r"(?P<n>[\d.]+)\s*(?P<u>[MG])i?B (?:each|of every)", re.IGNORECASE)
+
+
+def from_words(text: str, source: str = "words", strength: float = STRENGTH) -> tuple[Signal, ...]:
+    """Signals of a description. One signal per name: the first pattern that matches."""
+    found: dict[str, Signal] = {}
+    for name, pattern, sentence in _PATTERNS:
+        if name in found:
+            continue
+        match = pattern.search(text)
+        if match:
+            found[name] = Signal(name, f"{sentence} (“{match.group().strip()[:60]}”)", source, strength)
+    each = _SIZE_EACH.search(text)
+    if each and float(each["n"]) * (1 if each["u"].upper() == "G" else 1 / 1024) >= 0.95:
+        found["says:more_than_context"] = Signal(
+            "says:more_than_context", f"more than a context each ({each.group()})", source, strength
+        )
+    return tuple(found.values())
+
+
+#: `when` of a report, or of a form that a person fills in.
+WHEN: dict[str, tuple[str, ...]] = {
+    "phase_save": ("phase:save",),
+    "phase_resume": ("phase:resume",),
+    "phase_eval": ("phase:eval",),
+    "optimizer_step": ("phase:optimizer",),
+    "load": ("phase:load",),
+    "first_iter": ("says:first",),
+    "early_iter": ("says:not_first",),
+    "growing": ("says:growing",),
+    "growing_hours": ("says:growing",),
+    "random_iter": ("says:random",),
+    "late_random": ("says:late", "says:random"),
+    "retry": ("says:retry",),
+}
+
+
+def from_when(when: str, strength: float = 0.8) -> tuple[Signal, ...]:
+    """Signals of a stated time of failure."""
+    return tuple(
+        Signal(name, f"it happens: {when.replace('_', ' ')}", "words", strength)
+        for name in WHEN.get(when, ())
+    )
