@@ -209,6 +209,7 @@ def timeline_data(frame: Frame, row: RankRow | None, *, short: bool = False) -> 
         title = f"rank {row.rank}" if short else f"rank {row.rank}  resident {wording.size(row.used_bytes)}"
         return TimelineData(
             title,
+            f"rank {row.rank}",
             history,
             row.capacity_bytes,
             "memory of this machine",
@@ -222,6 +223,7 @@ def timeline_data(frame: Frame, row: RankRow | None, *, short: bool = False) -> 
     )
     return TimelineData(
         f"rank {row.rank}" if short else f"rank {row.rank}  {numbers}",
+        f"rank {row.rank}",
         history,
         row.usable_bytes,
         "capacity" if row.other_bytes == 0 else "usable limit",

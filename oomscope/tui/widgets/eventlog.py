@@ -15,7 +15,7 @@ _GLYPHS = {"error": ("▲", "error"), "warn": ("!", "warn"), "ok": ("✔", "ok")
 
 def _lines(event: EventLine, width: int) -> list[Row]:
     glyph, style = _GLYPHS.get(event.severity, ("·", "dim"))
-    where = "" if event.rank is None else f"rank {event.rank} "
+    where = "" if event.rank is None else f"rank {event.rank}: "
     when = f"step {event.step}" if event.step is not None else event.clock()
     lead = f"{when:<9.9}"
     texts = wrap(where + event.text, max(10, width - len(lead) - 3))

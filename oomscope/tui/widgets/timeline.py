@@ -37,6 +37,8 @@ class TimelineData:
     """What a timeline shows. Sizes in bytes."""
 
     title: str
+    name: str = ""
+    """The short form of the title, for when the cursor's numbers need the room."""
     history: History = EMPTY
     capacity_bytes: int | None = None
     """The top of the chart when it is known and near; drawn as a line."""
@@ -125,10 +127,10 @@ class Timeline(Widget):
     def _head(self, width: int) -> list[Span]:
         data = self._data
         if self.cursor_step is not None and self.shown.peak:
-            left: list[Span] = [(f" {data.title} ", "bold"), *self._readout()]
+            left: list[Span] = [(f" {data.name}  ", "bold"), *self._readout()]
         else:
             left = [(f" {data.title}", "bold"), (f"  {data.unit_note}" if data.unit_note else "", "dim")]
-        if self._compact:
+        if self._compact or self.cursor_step is not None:
             return pad(left, width)
         brief = width < 100
         legend: list[Span] = []
@@ -149,14 +151,14 @@ class Timeline(Widget):
         bucket = history.bucket_of(step)
         parts: list[Span] = [
             (f"step {step}", "key"),
-            (f"  low {wording.gib(history.low[bucket], 2)}  peak {wording.gib(history.peak[bucket], 2)}", ""),
+            (f" low {wording.gib(history.low[bucket], 2)} peak {wording.gib(history.peak[bucket], 2)}", ""),
         ]
         if history.reserved:
-            parts.append((f"  reserved {wording.gib(history.reserved[bucket], 2)} GiB", ""))
+            parts.append((f" resv {wording.gib(history.reserved[bucket], 2)} GiB", ""))
         if self._mark is not None and self._mark != step:
             other = history.bucket_of(self._mark)
             change = history.low[bucket] - history.low[other]
-            parts.append((f"  since step {self._mark}: {change / GIB:+.2f} GiB", "warn"))
+            parts.append((f"  low {change / GIB:+.2f} since step {self._mark}", "warn"))
         return parts
 
     def _top(self, shown: Columns) -> int:
@@ -338,10 +340,10 @@ class _Area:
         for x in range(self._used):
             glyph, style = ("─", colours.style("other")) if limit_here else (" ", free)
             found = self._cell(x, floor, mono)
-            if found is not None:
+            if x == self._cursor:
+                glyph, style = self._cursor_cell(x, floor)
+            elif found is not None:
                 glyph, style = found
-            elif x == self._cursor and not limit_here:
-                glyph, style = "│", colours.style("dim")
             if style is not last:
                 if run and last is not None:
                     segments.append(Segment("".join(run), last))
@@ -376,6 +378,15 @@ class _Area:
                     return _EIGHTHS[height], self._colours.mixed(_STYLES[name], _STYLES[names[j]])
             return _EIGHTHS[height], style
         return None
+
+    def _cursor_cell(self, x: int, floor: int) -> tuple[str, Style]:
+        """A line over whatever layer fills the middle of the cell."""
+        behind = next(
+            (name for name, tops in zip(self._names, self._tops, strict=True) if tops[x] - floor >= 4), None
+        )
+        if behind is None or self._colours.mono:
+            return "│", self._colours.style("bold")
+        return "│", self._colours.mixed("bold", _STYLES[behind])
 
     def _with_limit_word(self, strip: Strip, floor: int) -> Strip:
         """The word for the limit, written into its line where no layer is."""

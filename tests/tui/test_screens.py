@@ -1,0 +1,491 @@
+"""What keys do: on recorded sessions, through Textual's pilot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.screens.dialogs import Confirm, QuitDialog
+from oomscope.tui.screens.help import HelpScreen
+from oomscope.tui.screens.live import LiveScreen
+from oomscope.tui.screens.log import LogScreen
+from oomscope.tui.widgets.fixlist import FixList
+from oomscope.tui.widgets.ranktable import RankTable
+from oomscope.tui.widgets.timeline import Timeline
+
+
+def requests(session: Any) -> list[dict[str, Any]]:
+    """What the viewer asked the supervisor for."""
+    return [json.loads(path.read_text()) for path in sorted((session.path / "control").glob("*.json"))]
+
+
+def mode(app: Any) -> str:
+    return app.view.MODE if isinstance(app.view, BaseScreen) else ""
+
+
+async def test_digits_walk_through_the_screens(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.waiting(home)) as pilot:
+        seen = []
+        for key in "123456":
+            await pilot.press(key)
+            await pilot.pause()
+            seen.append(mode(pilot.app))
+        assert seen == ["live", "oom", "snapshot", "fixes", "compare", "sessions"]
+
+
+async def test_alert_leads_from_the_oom_to_the_fixes(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home)) as pilot:
+        assert "out of memory: Activations exceed the card; 3 fixes fit" in text_of(pilot.app)
+        assert "[4] choose" in text_of(pilot.app)
+        await pilot.click("AlertLine")
+        await pilot.pause()
+        assert mode(pilot.app) == "fixes"
+
+
+async def test_growing_rank_is_selected_and_forecast(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        assert pilot.app.rank == 5
+        assert "rank 5: OOM in ~" in text_of(pilot.app)
+
+
+@pytest.mark.parametrize("screen", ["oom", "fixes", "snapshot"])
+async def test_screen_without_data_says_how_to_get_it(
+    screen: str, home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.starting(home), start=screen) as pilot:
+        text = text_of(pilot.app)
+        assert {
+            "oom": "No out-of-memory error so far",
+            "fixes": "Nothing to fix so far",
+            "snapshot": "snapshot",
+        }[screen] in text
+
+
+async def test_job_that_has_not_reported_yet(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    async with opened(sessions.starting(home)) as pilot:
+        assert "no rank has reported yet" in text_of(pilot.app)
+
+
+# -- ranks and time ------------------------------------------------------------------------------
+
+
+async def test_rank_keys_wrap_around(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        pilot.app.show_rank(7)
+        await pilot.press("full_stop")
+        assert pilot.app.rank == 0
+        await pilot.press("comma")
+        assert pilot.app.rank == 7
+        assert pilot.app.screen.query_one(RankTable).cursor_key == "7"
+
+
+async def test_moving_in_the_table_changes_the_chart(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        await pilot.press("g", "j", "j")
+        await pilot.pause()
+        assert pilot.app.rank == 2
+        assert " rank 2 " in text_of(pilot.app)
+
+
+async def test_more_than_16_ranks_start_with_the_least_headroom(
+    home: Path, opened: Any, sessions: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home, ranks=24, steps=40)) as pilot:
+        table = pilot.app.screen.query_one(RankTable)
+        assert table.shown_order == "headroom"
+        leaking = {str(rank) for rank in range(24) if rank % 8 == 5}
+        assert {row.key for row in table.rows[:3]} == leaking
+        await pilot.press("o", "o", "o")
+        assert table.shown_order == "rank"
+        assert [row.key for row in table.rows[:3]] == ["0", "1", "2"]
+
+
+async def test_time_cursor_reads_the_series(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        chart = pilot.app.screen.query_one("#timeline", Timeline)
+        history = pilot.app.frame.history(5)
+        await pilot.press("p")
+        assert chart.cursor_step == max(range(len(history.peak)), key=lambda i: history.peak[i])
+        await pilot.press("m", "left")
+        assert chart.cursor_step is not None
+        await pilot.pause()
+        assert f"step {chart.cursor_step} low {history.low[chart.cursor_step] / 2**30:.2f}" in text_of(
+            pilot.app
+        )
+        await pilot.press("escape")
+        assert chart.cursor_step is None
+
+
+async def test_zoom_shows_fewer_steps_and_fit_all(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        chart = pilot.app.screen.query_one("#timeline", Timeline)
+
+        def in_view() -> int:
+            return chart.shown.last_step - chart.shown.first_step + 1
+
+        assert in_view() == 188
+        await pilot.press("plus")
+        await pilot.pause()
+        assert in_view() == 94
+        await pilot.press("minus")
+        await pilot.pause()
+        assert in_view() == 188
+        await pilot.press("t")
+        await pilot.pause()
+        assert in_view() == 50
+        await pilot.press("equals_sign")
+        await pilot.pause()
+        assert in_view() == 188
+
+
+async def test_layers_can_be_hidden(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        chart = pilot.app.screen.query_one("#timeline", Timeline)
+        await pilot.press("r", "f")
+        assert chart.hidden == {"reserved", "peak"}
+        await pilot.press("r", "f")
+        assert not chart.hidden
+
+
+async def test_pause_freezes_the_picture(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.eight_ranks(home)
+    async with opened(session) as pilot:
+        await pilot.press("space")
+        await pilot.pause()
+        assert pilot.app.paused
+        assert "paused" in text_of(pilot.app)
+        await pilot.press("space")
+        assert not pilot.app.paused
+
+
+async def test_views_of_the_chart(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.eight_ranks(home), size=(120, 36)) as pilot:
+        await pilot.press("v")
+        await pilot.pause()
+        await pilot.pause()
+        assert len(pilot.app.screen.query("#grid Timeline")) == 8
+        await pilot.press("v")
+        await pilot.pause()
+        assert pilot.app.screen.has_class("-phases")
+        await pilot.press("v")
+        await pilot.pause()
+        assert pilot.app.screen.has_class("-selected")
+
+
+# -- fixes ---------------------------------------------------------------------------------------
+
+
+async def test_tick_shows_the_predicted_peak(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    async with opened(sessions.waiting(home), start="fixes") as pilot:
+        await pilot.press("space")
+        await pilot.pause()
+        text = text_of(pilot.app)
+        assert pilot.app.screen.query_one(FixList).chosen == ["ckpt"]
+        assert "14.6 GiB predicted ±0.3" in text
+        assert "predicted to fit: 14.60 GiB" in text
+
+
+async def test_two_fixes_have_a_peak_only_when_predicted_together(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home), start="fixes") as pilot:
+        await pilot.press("space", "down", "space")
+        await pilot.pause()
+        assert pilot.app.screen.query_one(FixList).chosen == ["ckpt", "micro-batch"]
+        assert "not predicted together" in text_of(pilot.app)
+        await pilot.press("space", "down", "space")
+        await pilot.pause()
+        assert "9.8 GiB predicted" in text_of(pilot.app)
+
+
+async def test_fix_that_does_not_apply_cannot_be_ticked(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.waiting(home), start="fixes") as pilot:
+        await pilot.press("x", "end", "k", "space")
+        listing = pilot.app.screen.query_one(FixList)
+        assert listing.current is not None
+        assert not listing.current.applicable
+        assert listing.chosen == []
+
+
+async def test_apply_asks_first_and_then_writes_the_request(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    session = sessions.waiting(home)
+    async with opened(session, start="fixes") as pilot:
+        await pilot.press("R", "A")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, Confirm)
+        text = text_of(pilot.app)
+        assert "python samples/activations_too_big.py" in text
+        assert "checkpoint the 24 modules of class Block" in text
+        await pilot.press("enter")  # the cursor starts on "change nothing"
+        await pilot.pause()
+        assert requests(session) == []
+        await pilot.press("A", "y")
+        await pilot.pause()
+        assert [(r["do"], r["fixes"]) for r in requests(session)] == [("rerun", ["ckpt"])]
+        assert mode(pilot.app) == "live"
+
+
+async def test_apply_needs_a_waiting_supervisor(home: Path, opened: Any, sessions: Any) -> None:
+    session = sessions.waiting(home)
+    session.set_state("oom")
+    async with opened(session, start="fixes", size=(120, 36)) as pilot:
+        await pilot.press("space", "A")
+        await pilot.pause()
+        assert not isinstance(pilot.app.screen, Confirm)
+        assert requests(session) == []
+        assert any("oomscope fix" in note.message for note in pilot.app._notifications)
+
+
+# -- leaving -------------------------------------------------------------------------------------
+
+
+async def test_quit_leaves_the_job_running_by_default(home: Path, opened: Any, sessions: Any) -> None:
+    session = sessions.eight_ranks(home)
+    chosen: list[str] = []
+    async with opened(session, on_quit=chosen.append) as pilot:
+        await pilot.press("q")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, QuitDialog)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, LiveScreen)
+        await pilot.press("ctrl+c", "enter")
+        await pilot.pause()
+    assert pilot.app.return_value == "leave"
+    assert chosen == ["leave"]
+    assert requests(session) == []
+
+
+@pytest.mark.parametrize(("key", "request_"), [("s", "stop"), ("k", "kill")])
+async def test_quit_can_end_the_job(key: str, request_: str, home: Path, opened: Any, sessions: Any) -> None:
+    session = sessions.eight_ranks(home)
+    async with opened(session) as pilot:
+        await pilot.press("q", key)
+        await pilot.pause()
+    assert pilot.app.return_value == request_
+    assert [r["do"] for r in requests(session)] == [request_]
+
+
+async def test_quit_of_an_ended_session_asks_nothing(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.finished(home)) as pilot:
+        await pilot.press("q")
+        await pilot.pause()
+    assert pilot.app.return_value == "leave"
+
+
+async def test_stop_is_confirmed(home: Path, opened: Any, sessions: Any) -> None:
+    session = sessions.eight_ranks(home)
+    async with opened(session) as pilot:
+        await pilot.press("ctrl+k", "enter")
+        await pilot.pause()
+        assert requests(session) == []
+        await pilot.press("ctrl+k", "y")
+        await pilot.pause()
+        assert [r["do"] for r in requests(session)] == ["stop"]
+
+
+async def test_snapshot_now(home: Path, opened: Any, sessions: Any) -> None:
+    session = sessions.eight_ranks(home)
+    async with opened(session) as pilot:
+        await pilot.press("s", "S")
+        await pilot.pause()
+    asked = {(r["do"], r["rank"]) for r in requests(session)}
+    assert asked == {("dump", None), ("dump", 5)}
+
+
+async def test_readonly_changes_nothing(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.waiting(home)
+    async with opened(session, readonly=True, start="fixes") as pilot:
+        assert "Apply" not in text_of(pilot.app).splitlines()[-1]
+        await pilot.press("R", "A", "P", "s", "ctrl+k")
+        await pilot.pause()
+        assert requests(session) == []
+        await pilot.press("q")
+    assert requests(session) == []
+
+
+# -- help, log, copy, theme ----------------------------------------------------------------------
+
+
+async def test_help_is_searched_and_runs_an_entry(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, HelpScreen)
+        await pilot.press(*"what would help")
+        await pilot.pause()
+        assert "Fixes" in text_of(pilot.app)
+        await pilot.press("enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert mode(pilot.app) == "fixes"
+        assert not isinstance(pilot.app.screen, HelpScreen)
+
+
+async def test_log_shows_the_output_without_escape_sequences(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home)) as pilot:
+        await pilot.press("ctrl+l")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, LogScreen)
+        text = text_of(pilot.app)
+        assert "rank0/stderr.log" in text
+        assert "torch.OutOfMemoryError: CUDA out of memory." in text
+        await pilot.press("tab")
+        await pilot.pause()
+        assert "354.8 M parameters" in text_of(pilot.app)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert mode(pilot.app) == "live"
+
+
+async def test_copy_gives_the_answer_as_text(
+    home: Path, opened: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    async with opened(sessions.waiting(home), start="oom") as pilot:
+        monkeypatch.setattr(pilot.app, "copy_to_clipboard", copied.append)
+        await pilot.press("y", "4", "y", "Y")
+        await pilot.pause()
+    assert "oom.capacity_activations: Activations exceed the card (confidence high 0.93)" in copied[0]
+    assert "ckpt: Activation checkpointing" in copied[1]
+    assert copied[2].startswith("oomscope fix ")
+
+
+async def test_themes_cycle_and_no_color_stays(
+    home: Path, opened: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        seen = [pilot.app.theme]
+        for _ in range(3):
+            await pilot.press("ctrl+t")
+            await pilot.pause()
+            seen.append(pilot.app.theme)
+        assert seen == ["oomscope-dark", "oomscope-light", "oomscope-mono", "oomscope-dark"]
+
+
+async def test_jump_mode_moves_the_keyboard(home: Path, opened: Any, sessions: Any) -> None:
+    async with opened(sessions.waiting(home), start="oom", size=(120, 36)) as pilot:
+        assert pilot.app.screen.focused.id == "flow"
+        await pilot.press("ctrl+o")
+        await pilot.pause()
+        await pilot.press("b")
+        await pilot.pause()
+        await pilot.pause()
+        assert pilot.app.screen.focused.id == "evidence"
+
+
+# -- terminal ------------------------------------------------------------------------------------
+
+
+async def test_small_terminal_names_the_needed_size(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home), size=(59, 15)) as pilot:
+        assert "oomscope needs 60x15; this terminal is 59x15" in " ".join(text_of(pilot.app).split())
+        await pilot.resize_terminal(60, 15)
+        await pilot.pause()
+        assert "rank alloc/resv GiB" in text_of(pilot.app)
+        await pilot.resize_terminal(80, 14)
+        await pilot.pause()
+        assert "needs 60x15" in text_of(pilot.app)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (100, 31), (200, 60)])
+@pytest.mark.parametrize("screen", ["live", "oom", "fixes", "compare"])
+async def test_every_line_fits(
+    screen: str, size: tuple[int, int], home: Path, opened: Any, sessions: Any, text_of: Callable[..., str]
+) -> None:
+    async with opened(sessions.finished(home), size=size, start=screen) as pilot:
+        lines = text_of(pilot.app).splitlines()
+        assert len(lines) == size[1]
+        assert max(map(len, lines)) <= size[0]
+        assert lines[0].startswith(" oomscope")
+
+
+async def test_hostile_text_cannot_reach_the_terminal(
+    home: Path, opened: Any, sessions: Any, text_of: Callable[..., str]
+) -> None:
+    session = sessions.waiting(home)
+    path = session.path / "attempts/001/findings.json"
+    findings = json.loads(path.read_text())
+    findings["verdicts"][0]["title"] = "\x1b]0;owned\x07\x1b[2Jtitle\u202e"
+    findings["flow"][0]["question"] = "\x1b[31mred?\r\n\x9b1m"
+    path.write_text(json.dumps(findings))
+    async with opened(session, start="oom") as pilot:
+        text = text_of(pilot.app)
+    assert not any(ord(c) < 32 and c != "\n" or 0x7F <= ord(c) < 0xA0 or c == "\u202e" for c in text)
+    assert "title" in text
+
+
+async def test_torn_json_is_reported_and_survived(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    session = sessions.waiting(home)
+    (session.path / "attempts/001/fixes.json").write_text('{"fixes": [')
+    async with opened(session, start="fixes") as pilot:
+        assert "No fixes were predicted" in text_of(pilot.app)
+        assert any("fixes.json" in problem for problem in pilot.app.frame.problems)
+
+
+# -- sessions ------------------------------------------------------------------------------------
+
+
+async def test_sessions_are_listed_filtered_and_opened(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    first = sessions.waiting(home)
+    second = sessions.eight_ranks(home)
+    async with opened(first, start="sessions") as pilot:
+        pilot.app.screen.read_now()
+        await pilot.pause()
+        text = text_of(pilot.app)
+        assert "activations_too_big.py" in text
+        assert "train.py" in text
+        await pilot.press("slash", *"train", "enter")
+        await pilot.pause()
+        assert "activations_too_big.py" not in "".join(text_of(pilot.app).splitlines()[3:])
+        await pilot.press("home", "enter")
+        await pilot.pause()
+        assert pilot.app.model.session.path == second.path
+        assert mode(pilot.app) == "live"
+
+
+async def test_only_an_ended_session_that_is_not_open_is_deleted(
+    home: Path, opened: Any, sessions: Any
+) -> None:
+    ended = sessions.finished(home)
+    running = sessions.eight_ranks(home)
+    async with opened(running, start="sessions") as pilot:
+        screen = pilot.app.screen
+        screen.read_now()
+        await pilot.pause()
+        listing = screen.query_one("#sessions")
+        listing.select(str(running.path))
+        await pilot.press("D")
+        await pilot.pause()
+        assert pilot.app.screen is screen
+        listing.select(str(ended.path))
+        await pilot.press("D")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, Confirm)
+        await pilot.press("y")
+        await pilot.pause()
+    assert not ended.path.exists()
+    assert running.path.exists()
