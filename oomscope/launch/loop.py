@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from oomscope.core.diagnosis import diagnose
-from oomscope.core.fixes.proof import prove
 from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
 from oomscope.launch.predict import launch_changes, predict
 from oomscope.launch.processes import Output
+from oomscope.launch.proof import prove
 from oomscope.live.evidence import collect
 from oomscope.protocol import layout
 from oomscope.simulate import cards

@@ -10,26 +10,19 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from oomscope.core.allocator.model import AllocatorConfig
-from oomscope.core.fixes import CATALOGUE, Fix, JobFacts, get
-from oomscope.core.fixes.environment import (
-    OLD_NAME,
-    current_settings,
-    join_settings,
-    merge_allocator_settings,
-    split_settings,
-    why_not_expandable,
-)
-from oomscope.core.fixes.model import Band, Plan
-from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence, interval
+from oomscope.core.fixes import CATALOGUE, Fix, JobFacts
+from oomscope.core.fixes.environment import OLD_NAME, current_settings, join_settings, split_settings
+from oomscope.core.fixes.model import Band
+from oomscope.core.fixes.prediction import Outcome, floor_sentence, interval
 from oomscope.core.fixes.requests import predict_range
-from oomscope.core.fixes.search import Combination, Found, compatible, search, time_factor
-from oomscope.errors import FixError, PredictionImpossible
+from oomscope.core.fixes.search import Combination, Found, search, time_factor
+from oomscope.errors import PredictionImpossible
 from oomscope.launch.job import JobSpec
+from oomscope.launch.predict_changes import Changes, launch_changes
 from oomscope.launch.predict_facts import (
     composition,
     current_environment,
@@ -37,12 +30,13 @@ from oomscope.launch.predict_facts import (
     records_of_rank,
     with_observation,
 )
+from oomscope.launch.predict_object import Predictions, describe
 from oomscope.launch.predict_run import PredictionRuns, RawRun
 from oomscope.simulate.cards import Card
 from oomscope.store.session import Attempt, Session
-from oomscope.units import format_bytes
 
-SCHEMA = "oomscope.fixes/1"
+__all__ = ["Changes", "describe", "launch_changes", "predict"]
+
 #: Steps of a prediction run: Adam's state appears in the first, the peak with it in the second.
 MIN_STEPS = 2
 #: Never more steps than this: a run takes seconds, not minutes.
@@ -51,17 +45,6 @@ SIMULATED = "simulated device"
 RECORDED = "recorded facts, by formula"
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What a rerun changes against the command as the user gave it."""
-
-    env: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=lambda: {"fixes": []})
-    argv: list[str] = field(default_factory=list)
-    patches: list[str] = field(default_factory=list)
-    """Fixes that need a source patch; see `oomscope.launch.patches`."""
 
 
 def predict(
@@ -105,9 +88,7 @@ def predict(
 
 
 def spec_of(session: Session, attempt: Attempt, card: Card | None) -> JobSpec:
-    """The job of an attempt without its fixes, as far as the session folder tells: secrets are not stored
-    there.
-    """
+    """The job of an attempt without its fixes, with our own environment: the job's is not stored whole."""
     first = (session.attempts() or [attempt])[0]
     info = first.info()
     command = info.get("command") or session.info.get("command") or ()
@@ -188,7 +169,7 @@ class _Prediction:
         total = 1 + sum(fix.runs for fix in candidates)
         below_floor = self.capacity is not None and floor_sentence(self.facts, self.capacity) is not None
         found = self._search(search(candidates, self.baseline, below_floor=below_floor), runs, raw)
-        return self._to_json(found)
+        return self._object(found)
 
     def _longer_if_varying(self, runs: PredictionRuns, raw: RawRun) -> RawRun:
         """With batches of different size, more steps are needed to see the largest."""
@@ -243,9 +224,7 @@ class _Prediction:
         return tuple(word for each in ids for word in self.fixes[each].plan(self.facts).argv)
 
     def _outcome(self, ids: Combination, raw: RawRun) -> Outcome:
-        """Read one run: its requests under the allocator settings of `ids`, with and without the card's
-        limit.
-        """
+        """Read one run: replay its requests under the settings of `ids`, with and without the limit."""
         factor = time_factor(ids, self.fixes)
         if raw.failed:
             return Outcome(ids, failed=raw.failed, time_factor=factor)
@@ -280,77 +259,10 @@ class _Prediction:
     # -- the object
     # --------------------------------------------------------------------------------------------------
 
-    def _to_json(self, found: Found) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "capacity_bytes": self.capacity,
-            "peak_reserved_bytes": self.baseline.peak_reserved_bytes,
-            "peak_phase": self.baseline.peak_phase,
-            "basis": self.baseline.basis,
-            "fits": self.baseline.fits,
-            "floor": floor_sentence(self.facts, self.capacity) if self.capacity else None,
-            "note": self.note,
-            "fixes": [self._fix_json(fix) for fix in CATALOGUE if self.only is None or fix.id in self.only],
-            "plans": [
-                {"fixes": list(plan.fixes), "fits": bool(plan.fits), "predicted": _predicted(plan)}
-                for plan in found.plans
-            ],
-            "recommended": list(found.recommended.fixes) if found.recommended else None,
-        }
-
-    def _fix_json(self, fix: Fix) -> dict[str, Any]:
-        applicable = fix.applicable(self.facts)
-        outcome = self.outcomes.get((fix.id,))
-        why_not = None if applicable.ok else applicable.why
-        if outcome is not None and outcome.refused:
-            why_not = "; ".join(outcome.refused.values())
-        usable = applicable.ok and why_not is None
-        entry: dict[str, Any] = {
-            "id": fix.id,
-            "title": fix.title,
-            "risk": fix.risk.value,
-            "applicable": usable,
-            "why_not": why_not,
-            "why": applicable.why if applicable.ok else None,
-            "effective": None,
-            "why_ineffective": None,
-            "saving_bytes": None,
-            "predicted": None,
-            "how": [how.value for how in fix.how],
-            "conflicts": sorted(fix.conflicts),
-            "effort_s": fix.effort_s,
-            "verify": fix.verify,
-            "undo": fix.undo,
-            "advice": fix.advice,
-        }
-        if usable:
-            entry["preview"], entry["plan"] = self._preview(fix)
-            if outcome is not None:
-                entry.update(self._effect_json(fix, outcome))
-        return entry
-
-    def _effect_json(self, fix: Fix, outcome: Outcome) -> dict[str, Any]:
-        if outcome.failed:
-            return {"why_ineffective": None, "unpredicted": outcome.failed}
-        found = effect(self.baseline, outcome, self.facts, (fix,))
-        return {
-            "effective": found.effective,
-            "why_ineffective": found.why_ineffective,
-            "saving_bytes": found.saving_bytes,
-            "predicted": _predicted(outcome),
-        }
-
-    def _preview(self, fix: Fix) -> tuple[dict[str, Any], dict[str, Any]]:
-        plan = fix.plan(self.facts)
-        env = _merged_env(plan, self.facts) if plan.env else {}
-        preview = {"env": env, "argv": list(plan.argv), "runtime": list(plan.steps), "diff": None}
-        stored = {
-            "env": dict(plan.env),
-            "runtime": {key: dict(value) for key, value in plan.runtime.items()},
-            "argv": list(plan.argv),
-            "patch": plan.patch,
-        }
-        return preview, stored
+    def _object(self, found: Found) -> dict[str, Any]:
+        catalogue = [fix for fix in CATALOGUE if self.only is None or fix.id in self.only]
+        every = Predictions(self.facts, self.capacity, self.baseline, self.outcomes, found, self.note)
+        return every.to_json(catalogue)
 
     def _by_formula(self, reason: str) -> dict[str, Any]:
         """The lowest rung: bands from recorded facts. Plans are not searched for: bands do not add up."""
@@ -365,7 +277,7 @@ class _Prediction:
             band = fix.band(self.facts) if fix.applicable(self.facts).ok else None
             if band is not None and self.baseline.peak_reserved_bytes:
                 self.outcomes[(fix.id,)] = self._banded(fix, band)
-        return self._to_json(Found((), None))
+        return self._object(Found((), None))
 
     def _banded(self, fix: Fix, band: Band) -> Outcome:
         needed = (self.baseline.peak_reserved_bytes or 0) + (self.facts.requested_bytes or 0)
@@ -384,99 +296,3 @@ class _Prediction:
 
 #: Assumed values that do not decide about memory: printed losses, copies to the host.
 _HARMLESS = frozenset({"aten::_local_scalar_dense", "copy to host"})
-
-
-def _predicted(outcome: Outcome) -> dict[str, Any] | None:
-    if outcome.peak_reserved_bytes is None or outcome.failed:
-        return None
-    return {
-        "peak_reserved_bytes": outcome.peak_reserved_bytes,
-        "low_bytes": outcome.low_bytes,
-        "high_bytes": outcome.high_bytes,
-        "time_factor": outcome.time_factor,
-        "next_peak_phase": outcome.peak_phase,
-        "fits": outcome.fits,
-        "basis": outcome.basis,
-    }
-
-
-def _merged_env(plan: Plan, facts: JobFacts) -> dict[str, str]:
-    added = split_settings(plan.env.get(OLD_NAME, ""))
-    merged = merge_allocator_settings(facts.env, added, facts.torch_version) if added else {}
-    return {**{key: value for key, value in plan.env.items() if key != OLD_NAME}, **merged}
-
-
-def launch_changes(
-    ids: Iterable[str], attempt: Attempt | None, *, env: Mapping[str, str] | None = None
-) -> Changes:
-    """What a rerun with the fixes `ids` changes.
-
-    Args:
-        ids: fixes to apply together.
-        attempt: the attempt whose predictions they come from; None: nothing was predicted.
-        env: the job's environment without any fix; None: ours.
-
-    Raises:
-        FixError: an unknown fix, one that does not apply, is active already, is only advice, or a conflict.
-    """
-    chosen = [get(each) for each in dict.fromkeys(ids)]
-    fixes = {fix.id: fix for fix in chosen}
-    conflict = compatible([fix.id for fix in chosen], fixes)
-    if conflict:
-        raise FixError(conflict, hint="choose one of them")
-    stored = {entry["id"]: entry for entry in ((attempt.fixes() if attempt else None) or {}).get("fixes", ())}
-    facts = JobFacts(env=current_environment(env))
-    settings: dict[str, str] = {}
-    other: dict[str, str] = {}
-    runtime: dict[str, Mapping[str, Any]] = {}
-    argv: list[str] = []
-    patches: list[str] = []
-    for fix in chosen:
-        plan = _plan_of(fix, stored.get(fix.id), facts)
-        settings.update(split_settings(plan.env.get(OLD_NAME, "")))
-        other.update({key: value for key, value in plan.env.items() if key != OLD_NAME})
-        runtime.update(plan.runtime)
-        argv += plan.argv
-        if plan.patch and not plan.runtime:
-            patches.append(fix.id)
-    if settings:
-        other.update(merge_allocator_settings(facts.env, settings, facts.torch_version))
-    plan_json = {"fixes": [{"id": fix, "options": dict(options)} for fix, options in runtime.items()]}
-    return Changes(other, plan_json, argv, patches)
-
-
-def _plan_of(fix: Fix, entry: Mapping[str, Any] | None, facts: JobFacts) -> Plan:
-    if fix.advice:
-        raise FixError(f"{fix.id} is advice: oomscope does not apply it by itself", hint=fix.title)
-    if fix.id == "expandable":
-        reason = why_not_expandable(facts.env, None, facts.platform)
-        if reason:
-            raise FixError(f"expandable refused: {reason}")
-    if entry is not None and not entry.get("applicable"):
-        raise FixError(f"{fix.id} refused: {entry.get('why_not') or 'it does not apply to this job'}")
-    stored = (entry or {}).get("plan")
-    if stored:
-        return Plan(
-            env=stored.get("env") or {},
-            runtime=stored.get("runtime") or {},
-            argv=tuple(stored.get("argv") or ()),
-            patch=stored.get("patch"),
-        )
-    return fix.plan(facts)
-
-
-def describe(fixes: Mapping[str, Any]) -> str:
-    """One sentence about the outcome of the predictions, for narration."""
-    recommended = fixes.get("recommended")
-    if recommended:
-        plan = next((plan for plan in fixes["plans"] if plan["fixes"] == recommended), None)
-        peak = (plan or {}).get("predicted") or {}
-        size = (
-            format_bytes(peak["peak_reserved_bytes"])
-            if peak.get("peak_reserved_bytes")
-            else "an unknown size"
-        )
-        return f"{' + '.join(recommended)} is predicted to bring the peak to {size}"
-    if fixes.get("floor"):
-        return str(fixes["floor"])
-    return "no fix is predicted to make the job fit"

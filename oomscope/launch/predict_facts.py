@@ -128,11 +128,9 @@ def with_observation(facts: JobFacts, records: list[Record]) -> JobFacts:
     peak = _last(records, "peak") or {}
     if seen is None:
         return facts
-    values: dict[str, Any] = {"observed": True, "composition": composition(peak) or facts.composition}
     names = {field.name for field in dataclasses.fields(JobFacts)}
-    for key, value in seen.items():
-        if key in names and value is not None:
-            values[key] = value
+    values = {key: value for key, value in seen.items() if key in names and value is not None}
+    values.update(observed=True, composition=composition(peak) or facts.composition)
     values["torch_version"] = tuple((seen.get("torch_version") or facts.torch_version)[:2])
     values["block_groups"] = _groups(seen.get("block_groups"))
     values["frameworks"] = frozenset(seen.get("frameworks") or ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from . import autocast, checkpointing, chunked, gradients, observe, optimizers, vocabulary
+from . import autocast, checkpointing, chunked, fingerprint, gradients, observe, optimizers, vocabulary
 from .runtime import REFUSED, Refused, Runtime
 
 Install = Callable[[Runtime, "dict[str, Any]"], None]
@@ -37,6 +37,7 @@ INSTALLERS: dict[str, Install] = {
     "amp-bf16": autocast.install,
     "microbatch-exact": chunked.install,
     "observe": observe.install,
+    "fingerprint": fingerprint.install,
 }
 
 

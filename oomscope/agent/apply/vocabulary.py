@@ -98,9 +98,7 @@ def _rows_per_chunk(rows: int, width: int, classes: int) -> int:
 
 
 class LazyLogits(torch.Tensor):  # type: ignore[misc]
-    """What a large output layer returns: hidden states, weight and bias, and the shape that the product would
-    have.
-    """
+    """What a large output layer returns: hidden states, weight, bias, and the shape of their product."""
 
     hidden: torch.Tensor
     weight: torch.Tensor

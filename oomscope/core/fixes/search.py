@@ -124,9 +124,7 @@ def _accumulate(
 
 
 def _with_best(fitting: list[Outcome], known: Mapping[Combination, Outcome]) -> tuple[Outcome, ...]:
-    """The plans that fit; when none does, the one with the lowest peak, so that the best is named all the
-    same.
-    """
+    """The plans that fit; when none does, the one with the lowest peak: the best is named all the same."""
     if fitting:
         return tuple(fitting)
     reached = [outcome for outcome in known.values() if outcome.known]
