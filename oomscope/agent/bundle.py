@@ -73,7 +73,7 @@ class Importer:
 def install():
     """Make `import {package}` work in this process; safe to call twice."""
     if not any(getattr(finder, "serves", None) == PACKAGE for finder in sys.meta_path):
-        sys.meta_path.append(Importer(__file__.rpartition("/")[0]))
+        sys.meta_path.insert(0, Importer(__file__.rpartition("/")[0]))
 
 
 def start(folder):

@@ -167,7 +167,7 @@ def _collect(stats: _Stats, peaks: dict[str, int], prefix: str) -> None:
             _collect(value, peaks, f"{prefix}{key}.")
         elif key == "peak":
             name = prefix[:-1]
-            if value > peaks.get(name, 0):
+            if value > peaks.get(name, -1):
                 peaks[name] = value
 
 

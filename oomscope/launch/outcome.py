@@ -11,6 +11,7 @@ from typing import Any
 
 from oomscope.live.state import RankState
 from oomscope.protocol import layout
+from oomscope.protocol.records import number
 from oomscope.store.tail import read_attempt, read_records
 
 
@@ -204,11 +205,8 @@ def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]
         known = latest.get(state.rank)
         if known is None or state.last_t >= known.last_t:
             latest[state.rank] = state
-        losses[name] = [
-            float(record["loss"])
-            for record in records
-            if record.get("k") == "step" and isinstance(record.get("loss"), (int, float))
-        ]
+        values = (number(record.get("loss")) for record in records if record.get("k") == "step")
+        losses[name] = [value for value in values if value is not None]
     for state in latest.values():
         state.refresh(alive=False)
     return [latest[rank] for rank in sorted(latest)], losses

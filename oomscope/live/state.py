@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oomscope.live.series import StepSeries
+from oomscope.protocol.records import number
 
 Record = Mapping[str, Any]
 
@@ -154,9 +155,9 @@ class RankState:
             self.allocated_bytes = low
         self.step = max(self.step, step + 1)
         self.micro_step = 0
-        loss = record.get("loss")
-        if isinstance(loss, (int, float)):
-            self.loss = float(loss)
+        loss = number(record.get("loss"))
+        if loss is not None:
+            self.loss = loss
         self.series.add(step, record)
         if self.oom is not None and self.oom.get("caught") is None:
             self.oom["caught"] = True

@@ -110,7 +110,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
 _LENIENT = json.JSONEncoder(separators=(",", ":"), default=str)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """`value` with NaN and infinities as strings.
 
     JSON has no words for them and strict parsers refuse Python's.
@@ -118,10 +118,19 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return repr(value)
     if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
+        return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
+        return [without_nan(each) for each in value]
     return value
+
+
+def number(value: Any) -> float | None:
+    """A number as `encode` wrote it: "nan", "inf" and "-inf" are numbers again; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)) or value in ("nan", "inf", "-inf"):
+        return float(value)
+    return None
 
 
 def encode(record: dict[str, Any]) -> bytes:
@@ -129,5 +138,5 @@ def encode(record: dict[str, Any]) -> bytes:
     try:
         text = _ENCODER.encode(record)
     except ValueError:
-        text = _LENIENT.encode(_without_nan(record))
+        text = _LENIENT.encode(without_nan(record))
     return text.encode("utf-8", "backslashreplace") + b"\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oomscope.errors import SessionError
-from oomscope.protocol.records import encode
+from oomscope.protocol.records import encode, without_nan
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -21,7 +21,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    data = (json.dumps(value, indent=1, default=str) + "\n").encode("utf-8", "backslashreplace")
+    data = (json.dumps(without_nan(value), indent=1, default=str) + "\n").encode("utf-8", "backslashreplace")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as stream:

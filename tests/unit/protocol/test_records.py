@@ -50,7 +50,9 @@ def test_names_of_record_files(rank, host, pid, name):
     assert (parsed.rank, parsed.pid) == (rank, pid)
 
 
-@pytest.mark.parametrize("name", ["", "r1-host-2.jsonl", "r00001-host-2.json", "../r00001-h-2.jsonl", "notes.txt"])
+@pytest.mark.parametrize(
+    "name", ["", "r1-host-2.jsonl", "r00001-host-2.json", "../r00001-h-2.jsonl", "notes.txt"]
+)
 def test_other_files_are_no_record_files(name):
     assert layout.parse_proc_file(name) is None
 

@@ -14,7 +14,12 @@ from oomscope.store.session import ProcessMark, Session, default_home
 
 @pytest.fixture
 def session(tmp_path):
-    return Session.create(tmp_path, name="train.py", command=["oomscope", "run", "train.py"], environ={"RANK": "0", "X_TOKEN": "s"})
+    return Session.create(
+        tmp_path,
+        name="train.py",
+        command=["oomscope", "run", "train.py"],
+        environ={"RANK": "0", "X_TOKEN": "s"},
+    )
 
 
 def age(session, days):
