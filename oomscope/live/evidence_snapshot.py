@@ -40,14 +40,21 @@ def settings_of(found: dict[str, Any]) -> Settings | None:
     split, threshold = found.get("max_split_size"), found.get("garbage_collection_threshold")
     return Settings(
         raw=str(found.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
-        expandable=found.get("expandable_segments") if isinstance(found.get("expandable_segments"), bool) else None,
+        expandable=found.get("expandable_segments")
+        if isinstance(found.get("expandable_segments"), bool)
+        else None,
         max_split=isinstance(split, int) and split > 0 if split is not None else None,
         gc_threshold=isinstance(threshold, (int, float)) and threshold > 0 if threshold is not None else None,
     )
 
 
 def read_snapshot(
-    path: Path, *, device: int | None, steps: Sequence[StepRow], oom: OomFact | None
+    path: Path,
+    *,
+    device: int | None,
+    steps: Sequence[StepRow],
+    oom: OomFact | None,
+    strict: bool = False,
 ) -> SnapshotFacts:
     """Facts from the snapshot at `path`.
 
@@ -56,6 +63,10 @@ def read_snapshot(
         device: CUDA ordinal to look at; None = the busiest.
         steps: rows of the rank, for the birth of survivors.
         oom: the failure as the observer saw it, for the capacity.
+        strict: raise when the file cannot be read, instead of noting it.
+
+    Raises:
+        SnapshotError: with `strict`: not a snapshot, damaged, or beyond the limits.
     """
     from oomscope.core.diagnosis.survivors import StepEnds, growth, live_groups
     from oomscope.core.snapshot.analysis import DeviceAnalysis
@@ -64,6 +75,8 @@ def read_snapshot(
     try:
         snapshot = load_snapshot(path)
     except SnapshotError as error:
+        if strict:
+            raise
         return SnapshotFacts(notes=(f"snapshot not read: {error.message}",))
     chosen = snapshot.busiest()
     if device is not None and device < len(snapshot.devices):
