@@ -212,6 +212,8 @@ class CachingAllocator(Releasing):
         """
         free = self.free_blocks
         block = free[keys[index] & ADDRESS_MASK]
+        if block.next is None or block.next.mapped:
+            return index  # it cannot grow, and those that follow are not smaller
         room = _expandable_size(block)
         while block.reservation is not None and index + 1 < len(keys):
             following = free[keys[index + 1] & ADDRESS_MASK]

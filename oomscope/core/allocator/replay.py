@@ -56,7 +56,7 @@ class Replay:
     exact: bool
     divergence: Divergence | None
     allocator: ReplayedAllocator
-    """The model at the end, or at the divergence."""
+    """The model at the end, or at the divergence; the context of a block is the row that allocated it."""
     initial: InitialState
     initial_reserved_bytes: int
     operations: Operations
@@ -64,12 +64,19 @@ class Replay:
     """Row of an allocation -> how its ambiguous rows were understood, where that was not the first guess."""
     ambiguities: Counter[str] = field(default_factory=Counter)
     problems: Counter[str] = field(default_factory=Counter)
+    initial_owners: dict[int, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+    """Address of each block that was live before the first row -> its stream and pool."""
     capacity_low: int = 0
     """The device had at least these bytes for this process: the peak of what was reserved."""
     capacity_high: int | None = None
     """It had fewer than these: a request beyond them was refused. None when nothing was refused."""
-    capacity_at_oom: int | None = None
-    """Reserved plus free bytes at the last out-of-memory row: what this process could have had."""
+    capacity_by_row: dict[int, int] = field(default_factory=dict)
+    """Out-of-memory row -> reserved plus free bytes at that moment: what this process could have had."""
+
+    @property
+    def capacity_at_oom(self) -> int | None:
+        """What this process could have had at the last out-of-memory row; None without one."""
+        return self.capacity_by_row[max(self.capacity_by_row)] if self.capacity_by_row else None
 
     @property
     def matched(self) -> int:
@@ -128,8 +135,12 @@ class Replayer:
         if returned:
             self.ambiguities[UNKNOWN_POOL] = returned
         self._initial_reserved = self.allocator.reserved_bytes
+        self._initial_owners = {
+            address: (block.owner.stream, block.owner.pool.id)
+            for address, block in self.allocator.live.items()
+        }
         self._readings: dict[int, Reading] = {}
-        self._capacity_at_oom: int | None = None
+        self._capacity_by_row: dict[int, int] = {}
 
     def run(self) -> Replay:
         """Replay to the end, trying other readings of ambiguous rows where the model diverges."""
@@ -173,7 +184,7 @@ class Replayer:
                     return
                 allocator.driver.row = row
                 pool = pool_of(row) if pool_of else DEFAULT_POOL
-                block = allocator.allocate(size[row], stream[row], None, pool)
+                block = allocator.allocate(size[row], stream[row], row, pool)
                 if block.address != address[row]:
                     raise Diverged(row, f"alloc at {block.address:#x}")
             elif kind == FREE:
@@ -252,7 +263,7 @@ class Replayer:
         allocator.driver.begin(row, growth.lead[reading.completed_before :] + rows, failed=growth.failed)
         size, stream, pool = history.size[row], history.stream[row], self._pools.of_row(row)
         try:
-            block = allocator.allocate(size, stream, None, pool)
+            block = allocator.allocate(size, stream, row, pool)
         except AllocatorOutOfMemory as error:
             if not growth.failed:
                 raise Diverged(row, "out of memory") from None
@@ -261,7 +272,7 @@ class Replayer:
             allocator.driver.end()
             free = history.address[row]
             if free >= 0:
-                self._capacity_at_oom = allocator.reserved_bytes + free
+                self._capacity_by_row[row] = allocator.reserved_bytes + free
             return
         if growth.failed:
             raise Diverged(row, f"alloc at {block.address:#x}")
@@ -311,9 +322,10 @@ class Replayer:
             readings=dict(self._readings),
             ambiguities=self.ambiguities,
             problems=self.state.problems,
+            initial_owners=self._initial_owners,
             capacity_low=self.allocator.peak_reserved_bytes,
             capacity_high=driver.refused_at,
-            capacity_at_oom=self._capacity_at_oom,
+            capacity_by_row=self._capacity_by_row,
         )
 
     def _compare_final(self) -> Divergence | None:
