@@ -114,7 +114,6 @@ _SCREENS = (
     Action("fixes.recommended", "R", "recommend", "Best", "Tick the recommended combination.", FIXES, 3),
     Action("fixes.clear", "u", "clear", "Untick all", "Take every tick back.", FIXES),
     Action("fixes.all", "x", "fold", "All", "Show or hide the fixes that do not apply.", FIXES, 4),
-    Action("fixes.predict", "P", "predict", "Predict again", "Ask for new predictions.", FIXES, changes_job=True),
     Action("fixes.back", "escape", "back", "Back", "Back to the diagnosis.", FIXES),
     Action("compare.back", "escape", "back", "Back", "Back to Fixes.", COMPARE),
     Action("sessions.delete", "D", "delete", "Delete", "Delete this session's folder; asks first.", SESSIONS, 4, changes_job=True),

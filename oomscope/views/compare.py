@@ -96,7 +96,6 @@ def attempt_row(
     losses: tuple[float, ...] = ()
     if ranks:
         losses = tuple(float(v) for v in items(ranks[0], "losses") if isinstance(v, (int, float)))
-    on_device = bool(mapping(attempt, "device")) or simulated
     return AttemptRow(
         number=number,
         fixes=_fix_ids(attempt),
@@ -106,7 +105,7 @@ def attempt_row(
         reached_allocated_bytes=_highest(ranks, "peak_allocated_bytes"),
         capacity_bytes=_highest(ranks, "capacity_bytes"),
         peak_rss_bytes=_highest(ranks, "peak_rss_bytes"),
-        simulated=on_device if "device" in attempt else simulated,
+        simulated=attempt.get("device") is not None if "device" in attempt else simulated,
         steps=_highest(ranks, "steps") or 0,
         exit_code=integer(result, "exit_code"),
         oom=bool(flag(result, "oom")),

@@ -16,11 +16,10 @@ _MAX_SOURCE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Evidence:
-    """One fact, where it came from, and its value where it is a number with a unit."""
+    """One fact and where it came from."""
 
     text: str
     source: str
-    value: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,10 @@ class Verdict:
         """Rule, title and confidence on one line."""
         sure = "" if self.confidence is None else f" (confidence {self.sureness()})"
         return f"{self.rule}: {self.title}{sure}"
+
+    def clause(self) -> str:
+        """The title as it stands inside a sentence."""
+        return self.title[:1].lower() + self.title[1:] if self.title[1:2].islower() else self.title
 
     def sureness(self) -> str:
         """The confidence as word and number: "high 0.92"."""
@@ -148,7 +151,7 @@ def _verdict(item: Mapping[str, Any]) -> Verdict:
         place = Place(text(where, "file"), line, text(where, "function"), clean(where.get("source") or ""))
     return Verdict(
         rule=text(item, "rule", "unknown"),
-        title=text(item, "title") or text(item, "cause"),
+        title=_capitalised(text(item, "title") or text(item, "cause")),
         confidence=real(item, "confidence"),
         explanation=" ".join(clean(item.get("explanation") or "").split()),
         evidence=_evidence(item),
@@ -158,18 +161,12 @@ def _verdict(item: Mapping[str, Any]) -> Verdict:
     )
 
 
+def _capitalised(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 def _evidence(item: Mapping[str, Any]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(text(each, "text"), text(each, "source"), _value(each)) for each in objects(item, "evidence")
-    )
-
-
-def _value(item: Mapping[str, Any]) -> str:
-    """Sizes are recognised by their name only, so a bare number stays a bare number."""
-    value = item.get("value")
-    if value is None or isinstance(value, (dict, list)):
-        return ""
-    return clean(value, limit=60)
+    return tuple(Evidence(text(each, "text"), text(each, "source")) for each in objects(item, "evidence"))
 
 
 def _missing(item: Mapping[str, Any]) -> tuple[Gap, ...]:

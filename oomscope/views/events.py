@@ -66,11 +66,16 @@ def _answer(record: Mapping[str, Any]) -> tuple[str, str]:
     return ("info" if flag(record, "ok") else "warn"), text(record, "text", "request answered")
 
 
+def _found(record: Mapping[str, Any]) -> str:
+    rule = text(record, "rule")
+    return f"cause: {rule}" if rule else "nothing found to explain"
+
+
 _WORDS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "attempt_started": _started,
     "attempt_ended": _ended,
     "diagnosing": lambda record: ("info", "finding the cause"),
-    "diagnosed": lambda record: ("info", f"cause: {text(record, 'rule', 'not found')}"),
+    "diagnosed": lambda record: ("info", _found(record)),
     "predicting": _predicting,
     "predicted": lambda record: ("info", "predictions are ready"),
     "waiting": lambda record: ("warn", "waiting for your choice of fixes"),
@@ -78,6 +83,8 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "finished": _finished,
     "signal": lambda record: ("warn", f"signal {text(record, 'signal') or text(record, 'text')}"),
     "answer": _answer,
+    "proved": lambda record: ("info", "compared with the prediction"),
+    "orphans": lambda record: ("warn", "processes left over by the job were ended"),
     "note": lambda record: ("info", text(record, "text")),
 }
 

@@ -56,11 +56,19 @@ class FixRow:
     arguments: tuple[str, ...]
     runtime: tuple[str, ...]
     diff: str
+    why: str
+    """What it would act on here."""
+    is_advice: bool
+    """Nothing is applied for the user: the change is theirs to make."""
+    unpredicted: str
+    """Why there is no prediction."""
+    verify: str
+    undo: str
 
     @property
     def can_be_ticked(self) -> bool:
         """Applicable here; whether it helps is another question, and the user's to decide."""
-        return self.applicable
+        return self.applicable and not self.is_advice
 
     def note(self) -> str:
         """Why it does not apply or does not help; else what kind of change it is."""
@@ -68,6 +76,10 @@ class FixRow:
             return self.why_not or "does not apply"
         if self.effective is False:
             return self.why_ineffective or "saves less than 3 %"
+        if self.is_advice:
+            return f"advice: {self.title}"
+        if self.predicted is None:
+            return f"not predicted: {self.unpredicted or self.title}"
         return ""
 
 
@@ -89,6 +101,8 @@ class Fixes:
     rows: tuple[FixRow, ...]
     plans: tuple[Plan, ...]
     recommended: tuple[str, ...]
+    note: str = ""
+    """What holds for all of them, for example that no fix can reach the capacity."""
 
     def row(self, fix_id: str) -> FixRow | None:
         return next((row for row in self.rows if row.id == fix_id), None)
@@ -132,6 +146,7 @@ def read(data: Mapping[str, Any]) -> Fixes:
             for item in objects(data, "plans")
         ),
         recommended=recommended,
+        note=text(data, "note"),
     )
 
 
@@ -156,6 +171,11 @@ def _row(item: Mapping[str, Any]) -> FixRow:
         arguments=texts(preview, "argv"),
         runtime=tuple(clean(line, limit=400) for line in items(preview, "runtime")),
         diff=clean(preview.get("diff") or "", limit=200_000),
+        why=text(item, "why"),
+        is_advice=bool(flag(item, "advice")),
+        unpredicted=text(item, "unpredicted"),
+        verify=text(item, "verify"),
+        undo=text(item, "undo"),
     )
 
 

@@ -18,7 +18,7 @@ from oomscope.store import control
 from oomscope.store.files import read_json
 from oomscope.store.session import Attempt, Session
 from oomscope.views import compare, composition, diagnosis, events, fixes, ranks, series, status, wording
-from oomscope.views.coerce import clean, integer, text, texts
+from oomscope.views.coerce import clean, integer, items, text, texts
 from oomscope.views.frame import Frame
 from oomscope.views.protocols import Rank
 
@@ -154,7 +154,10 @@ class SessionModel:
         state = self.session.current_state()
         stored = self.session.state()
         number = integer(stored, "attempt") or (files[-1].number if files else 1)
-        diagnosed = next((f for f in reversed(files) if f.load("findings")), None)
+        # A rerun that went well has findings too, but nothing in them: the cause is the last one found.
+        with_findings = [f for f in reversed(files) if f.load("findings")]
+        diagnosed = next((f for f in with_findings if items(f.load("findings"), "verdicts")), None)
+        diagnosed = diagnosed or next(iter(with_findings), None)
         predicted = next((f for f in reversed(files) if f.load("fixes")), None)
         found = diagnosed.diagnosis() if diagnosed else None
         offered = predicted.fixes() if predicted else None

@@ -96,7 +96,7 @@ def alert(
 
 def _cause(diagnosis: Diagnosis | None) -> str:
     verdict = diagnosis.verdict if diagnosis else None
-    return f"out of memory: {verdict.title}" if verdict else "out of memory"
+    return f"out of memory: {verdict.clause()}" if verdict else "out of memory"
 
 
 def _choose(diagnosis: Diagnosis | None, fixes: Fixes | None) -> Alert:
@@ -110,8 +110,10 @@ def _choose(diagnosis: Diagnosis | None, fixes: Fixes | None) -> Alert:
 def _proved(last: AttemptRow) -> Alert:
     """The rerun's end with what it reached beside what was predicted."""
     fixes = f" ({' + '.join(last.fixes)})" if last.fixes else ""
-    said = f"attempt {last.number}{fixes} finished"
-    if last.reached_bytes is not None:
+    said = f"attempt {last.number}{fixes}"
+    if last.reached_bytes is None:
+        said += " finished"
+    else:
         said += f": {last.word} peak {wording.gib(last.reached_bytes)}"
         said += f" of {wording.gib(last.capacity_bytes)} GiB" if last.capacity_bytes else " GiB"
         said += f", predicted {wording.gib(last.predicted.peak_bytes)}" if last.predicted else ""

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (recorded data: one fact a line)
 """Session folders in the real format, with made-up but plausible numbers, for tests and pictures.
 
 Everything is written through the package's own writers, so a change of the format shows here first.

@@ -430,7 +430,7 @@ async def test_hostile_text_cannot_reach_the_terminal(
     path.write_text(json.dumps(findings))
     async with opened(session, start="oom") as pilot:
         text = text_of(pilot.app)
-    assert not any(ord(c) < 32 and c != "\n" or 0x7F <= ord(c) < 0xA0 or c == "\u202e" for c in text)
+    assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c == "\u202e" for c in text)
     assert "title" in text
 
 

@@ -89,7 +89,7 @@ class FixesScreen(BaseScreen):
         if found is None or not found.rows:
             return frame.headline
         verdict = frame.diagnosis.verdict if frame.diagnosis else None
-        facts = [Fact(f"for {verdict.title}" if verdict else "for this run", 9)]
+        facts = [Fact(f"for {verdict.clause()}" if verdict else "for this run", 9)]
         need = found.need_bytes()
         if need is not None:
             facts.append(Fact(f"needs −{wording.gib(need)} GiB", 8))
@@ -109,7 +109,9 @@ class FixesScreen(BaseScreen):
         if not chosen:
             if found.recommended:
                 return Alert("info", f"recommended: {' + '.join(found.recommended)}", "R", "tick it")
-            return Alert("warn", "no combination is predicted to fit; space ticks a fix all the same")
+            return Alert(
+                "warn", found.note or "no combination is predicted to fit; space ticks one all the same"
+            )
         clash = found.conflict(chosen)
         if clash:
             return Alert("error", f"{clash[0]} and {clash[1]} exclude each other: untick one")
@@ -148,7 +150,7 @@ class FixesScreen(BaseScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Hide what changes the job from a read-only viewer."""
-        return not (self.host.readonly and action in ("apply", "predict"))
+        return not (self.host.readonly and action == "apply")
 
     def action_tick(self) -> None:
         refused = self.query_one(FixList).toggle()
@@ -174,9 +176,6 @@ class FixesScreen(BaseScreen):
     def action_preview(self) -> None:
         self._preview = not self._preview
         self.set_class(self._preview, "-preview")
-
-    def action_predict(self) -> None:
-        self.host.ask("predict", "asked for new predictions", fixes=self.query_one(FixList).chosen)
 
     def action_apply(self) -> None:
         frame = self.host.frame

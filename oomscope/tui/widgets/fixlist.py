@@ -92,7 +92,7 @@ class FixList(LineList):
         ]
         note = row.note()
         if note or row.predicted is None:
-            spans.append((f" {note or 'not predicted: ' + row.title}", "dim"))
+            spans.append((f" {note}", "dim"))
             return Row(pad(spans, width), row.id)
         spans += _numbers(row, recommended=row.id in fixes.recommended)
         if wide:
@@ -238,7 +238,12 @@ class FixDetail(LineList):
         if row is None:
             return [], []
         lines: list[Row] = [Row([(line, "bold")]) for line in wrap(row.title, width)]
-        facts = [("note", row.note()), ("risk", _RISKS.get(row.risk, row.risk)), ("how", ", ".join(row.how))]
+        facts = [
+            ("note", row.note()),
+            ("acts on", row.why),
+            ("risk", _RISKS.get(row.risk, row.risk)),
+            ("how", ", ".join(row.how)),
+        ]
         if row.predicted is not None:
             found = row.predicted
             interval = f"{wording.size(found.low_bytes)} to {wording.size(found.high_bytes)}"
@@ -246,6 +251,7 @@ class FixDetail(LineList):
             facts.append(("next peak", found.next_phase))
             facts.append(("basis", found.basis))
         facts.append(("excludes", ", ".join(row.conflicts)))
+        facts += [("verify", row.verify), ("undo", row.undo)]
         for name, value in facts:
             if value:
                 parts = wrap(value, width - 12)

@@ -93,11 +93,7 @@ def evidence_rows(items: Sequence[Evidence], missing: Sequence[Gap], width: int)
     """Facts as wrapped lines with their source, then what is not known and how to find out."""
     rows: list[Row] = []
     for item in items:
-        lines = wrap(
-            item.text + (f": {item.value}" if item.value and item.value not in item.text else ""),
-            width - 2,
-            0,
-        )
+        lines = wrap(item.text, width - 2)
         source = f"  [{item.source}]" if item.source else ""
         for number, line in enumerate(lines):
             spans: list[Span] = [("· " if number == 0 else "  ", "key"), (line, "")]
