@@ -128,8 +128,8 @@ def verify(
         return Verification(device.device, history, config or adapted, None)
     best = Replayer(history, config).run() if config else _best(snapshot, history, recorded)
     result = Verification(device.device, history, best.config, best)
-    result.inferred = _inferred(snapshot, recorded, best.config)
     if best.exact:
+        result.inferred = _inferred(snapshot, recorded, best.config)
         result.notes.extend(_notes(snapshot, recorded, best.config))
     else:
         result.meaning = _meaning(snapshot, history, best)
