@@ -84,7 +84,7 @@ class SupervisedCollector:
         if self._child is None:
             if now >= self._not_before:
                 self._start(now)
-            return []
+            return [self.state_record()] if self.status.state is State.FAILED else []
         before = self.status.state
         records = self._read(now)
         if self._child is not None and self._child.poll() is not None:
@@ -128,14 +128,18 @@ class SupervisedCollector:
                 child.wait(0.2)
 
     def _start(self, now: float) -> None:
-        self._child = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=self._environ,
-            start_new_session=True,
-        )
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environ,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._set(State.FAILED, "start", f"the {self.name} collector cannot be started: {error}")
+            return
         assert self._child.stdout is not None
         descriptor = self._child.stdout.fileno()
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_NONBLOCK)

@@ -48,7 +48,7 @@ class GdbInjector:
                 raise InjectError("gdb", f"gdb cannot be started: {error}") from error
         output = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
         if not re.search(r"^oomscope=0$", output, re.MULTILINE):
-            raise InjectError("gdb", f"gdb could not queue the call: {_reason(output)}")
+            raise InjectError("gdb", f"it could not queue the call: {_reason(output)}", may_try_another=True)
         return Report(self.name, "queued", detail="runs when the main thread executes Python bytecode")
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: T201  # a job, not a library
 """The main thread waits for a lock that it holds itself; another thread sleeps."""
 
 import threading

@@ -1,3 +1,4 @@
+# ruff: noqa: T201, SIM115  # a job, not a library
 """A small training job for attach tests: every step leaves its time and loss in a file.
 
 Environment: HEARTBEAT (file prefix), SECONDS, STEPS (instead of SECONDS), WORKERS, STEP_MS (sleep per step).
@@ -37,7 +38,9 @@ def main():
     steps = int(os.environ.get("STEPS", "0"))
     end = time.monotonic() + float(os.environ.get("SECONDS", "30"))
     pause = float(os.environ.get("STEP_MS", "5")) / 1000
-    heartbeat = open(f"{os.environ['HEARTBEAT']}.{rank}", "w", buffering=1) if "HEARTBEAT" in os.environ else None
+    heartbeat = (
+        open(f"{os.environ['HEARTBEAT']}.{rank}", "w", buffering=1) if "HEARTBEAT" in os.environ else None
+    )
     step = 0
     for x, y in loader:
         batch_size = x.shape[0]

@@ -1,0 +1,347 @@
+"""Attaching to real jobs: ladder, agent, detach, lease, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from oomscope.launch import attach_place, preflight
+from oomscope.launch.attach_session import AttachSession, Options, Rung
+from oomscope.launch.discover import discover
+from oomscope.store.tail import read_records
+
+from .conftest import JOBS, free_port, lines, wait_until
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or sys.platform != "linux",
+        reason="the ptrace injector is for x86-64 Linux",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def ptrace_is_allowed(start):
+    process = start("-c", "import time; time.sleep(60)")
+    time.sleep(0.05)
+    verdict = preflight.check(process.pid)
+    if not verdict.ok:
+        pytest.skip(f"ptrace is not allowed here: {verdict.why}")
+    process.kill()
+
+
+def attach(target, **options):
+    options.setdefault("agent", True)
+    session = AttachSession(discover(str(target)), Options(**options))
+    session.climb()
+    return session
+
+
+def records(session, each):
+    name = next(
+        path for path in session.attempt.procs.iterdir() if f"-{each.rank.namespace_pid}." in path.name
+    )
+    return read_records(name)
+
+
+def oomscope(*arguments, prefix=(), timeout=60, **options):
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "oomscope", *arguments],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, **options,
+    )  # fmt: skip
+
+
+def losses(job, ranks=2):
+    return [
+        [line.split()[1] for line in Path(f"{job.beat}.{rank}").read_text().splitlines()]
+        for rank in range(ranks)
+    ]
+
+
+def test_forty_cycles_leave_the_job_as_it_was(torchrun):
+    """With DataLoader workers: a record written to a reused descriptor number would land in their sockets."""
+    settings = {"STEPS": "900", "STEP_MS": "20", "WORKERS": "2"}
+    job = torchrun(**settings)
+    session = AttachSession(discover(str(job.pid)), Options(agent=True))
+    # The agent looks for orders twice a second; the cycles shall not take as long as that.
+    cycles = 0
+    while cycles < 40 and job.poll() is None:
+        session.attach_agents()
+        assert [each.agent for each in session.ranks] == ["active", "active"], [
+            each.why_not_higher for each in session.ranks
+        ]
+        assert session.detach() == []
+        for each in session.ranks:
+            each.place.lease.write_text("")
+        session.view = type(session.view)(session.session)
+        for path in session.attempt.procs.iterdir():
+            rows = [row["k"] for row in read_records(path)]
+            assert rows.count("hello") == 1
+            assert "agent_error" not in rows
+            path.unlink()
+        cycles += 1
+    assert cycles == 40
+    assert job.wait(120) == 0
+    session.refresh()
+    session.close()
+    calm = torchrun(**settings)
+    assert calm.wait(120) == 0
+    assert losses(job) == losses(calm), "losses must not change"
+
+
+def test_the_ladder_of_a_torchrun_job(torchrun):
+    job = torchrun("nightly", WORKERS="1", SECONDS="60")
+    session = attach("nightly")
+    session.wait_for_readings(10)
+    assert [each.rung for each in session.ranks] == [Rung.AGENT, Rung.AGENT]
+    assert [session.number_of(each) for each in session.ranks] == [0, 1]
+    assert all(len(each.rank.workers) == 1 for each in session.ranks)
+    for each in session.ranks:
+        state = session.state_of(each)
+        # Steps go on from the optimizer's own count, not from the attach.
+        assert state.step > 2
+        assert state.model["parameters_bytes"] == 76840
+        assert state.agent_errors == []
+        assert each.report.injector == "ptrace"
+        assert each.report.thread != each.rank.pid, "the training thread is not stopped"
+        assert each.stack.main.frames[-1].file.endswith("train.py")
+    assert session.dump() == 2
+    wait_until(
+        lambda: all(any(row["k"] == "dump" for row in records(session, each)) for each in session.ranks)
+    )
+    before = [lines(Path(f"{job.beat}.{rank}")) for rank in range(2)]
+    session.close()
+    for each in session.ranks:
+        assert each.agent == "left"
+        rows = records(session, each)
+        assert [row["k"] for row in rows][-2:] == ["detached", "bye"]
+    wait_until(lambda: all(lines(Path(f"{job.beat}.{rank}")) > before[rank] + 3 for rank in range(2)))
+    assert session.session.state()["state"] == "done"
+    assert (session.attempt.path / "host").is_dir()
+    assert job.poll() is None
+
+
+def test_mp_spawn_ranks_learn_their_numbers_from_the_agent(start):
+    job = start(str(JOBS / "spawned.py"), str(free_port()), "60")
+    wait_until(
+        lambda: len(discover(str(job.pid)).ranks) == 2 and discover(str(job.pid)).ranks[0].source == "spawn",
+        60,
+    )
+    time.sleep(3)
+    found = discover(str(job.pid))
+    assert [rank.rank for rank in found.ranks] == [None, None]
+    assert any("torch.multiprocessing.spawn" in problem for problem in found.problems)
+    session = attach(job.pid)
+    session.wait_for_readings(20)
+    assert sorted(session.number_of(each) for each in session.ranks) == [0, 1]
+    session.close()
+    assert job.poll() is None
+
+
+def test_the_agent_leaves_when_nobody_renews_the_lease(torchrun, monkeypatch):
+    monkeypatch.setattr(attach_place, "LEASE_S", 1.0)
+    job = torchrun(ranks=1, SECONDS="60")
+    session = attach(job.pid)
+    (each,) = session.ranks
+    assert each.agent == "active"
+    # From here on nobody calls refresh(), as if the viewer had been killed.
+    wait_until(lambda: [row for row in records(session, each) if row["k"] == "detached"])
+    (gone,) = [row for row in records(session, each) if row["k"] == "detached"]
+    assert gone["why"] == "the lease expired"
+    again = attach(job.pid)
+    assert again.ranks[0].agent == "active", "a new attach works after the old agent has left"
+    again.close()
+    session.close()
+
+
+def test_a_second_attach_is_told_of_the_first(torchrun):
+    job = torchrun(ranks=1, SECONDS="60")
+    first = attach(job.pid)
+    second = attach(job.pid)
+    assert second.ranks[0].agent == "already"
+    assert str(first.attempt.path) in second.ranks[0].why_not_higher
+    assert second.ranks[0].rung is Rung.STACKS
+    second.close()
+    first.refresh()
+    assert first.ranks[0].agent == "active", "the second one leaving does not take the first one away"
+    first.close()
+
+
+def test_a_job_without_torch(target):
+    process = target(
+        "import threading, time\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    session = attach(process.pid)
+    (each,) = session.ranks
+    assert (each.agent, each.rung) == ("failed", Rung.STACKS)
+    assert "torch" in each.why_not_higher
+    session.close()
+    assert process.poll() is None
+
+
+def test_a_stuck_job_shows_where_it_is(start):
+    process = start(str(JOBS / "stuck.py"))
+    process.stdout.readline()
+    session = attach(process.pid, agent=False)
+    (each,) = session.ranks
+    assert each.stack.main.frames[0].line == 11
+    session.close()
+
+
+def test_once_json_keeps_its_schema(torchrun):
+    job = torchrun("json-run", SECONDS="60")
+    schema = json.loads(files("oomscope").joinpath("schemas/attach.1.json").read_text())
+    for extra in (["--observe-only"], [], ["--agent"]):
+        done = oomscope("attach", str(job.pid), "--once", "--json", *extra)
+        assert done.returncode == 0, done.stderr
+        value = json.loads(done.stdout)
+        jsonschema.validate(value, schema)
+        rungs = {row["rung"] for row in value["ranks"]}
+        assert rungs == {"observe" if "--observe-only" in extra else "agent" if extra else "stacks"}
+        assert value["job"]["run_id"] == "json-run"
+        assert all(row["rss_bytes"] > 1 << 20 for row in value["ranks"])
+    assert [row["rank"] for row in value["ranks"]] == [0, 1]
+    assert all(row["step"] > 0 for row in value["ranks"])
+    text = oomscope("attach", "json-run", "--once")
+    assert text.returncode == 0
+    assert "not asked for" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("target_name", "code", "words"),
+    [("4194000", 5, "no process"), ("no-such-script", 5, "nothing matches"), ("slurm:99", 5, "Slurm job 99")],
+)
+def test_wrong_targets(target_name, code, words):
+    done = oomscope("attach", target_name, "--once")
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_zombie():
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        done = oomscope("attach", str(process.pid), "--once")
+    assert done.returncode == 5
+    assert "zombie" in done.stderr
+
+
+def test_several_jobs_of_one_name_are_listed(start):
+    jobs = [start(str(JOBS / "stuck.py")) for _ in range(2)]
+    for job in jobs:
+        job.stdout.readline()
+    done = oomscope("attach", "stuck.py", "--once")
+    assert done.returncode == 2
+    assert all(str(job.pid) in done.stderr for job in jobs)
+
+
+def test_a_process_that_is_traced_already(target):
+    process = target("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    tracer = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            f"import ctypes, time; l = ctypes.CDLL(None); print(l.ptrace(0x4206, {process.pid}, 0, 0), "
+            "flush=True); time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with tracer:
+        assert tracer.stdout.readline().strip() == "0"
+        verdict = preflight.check(process.pid)
+        assert verdict.code == "traced"
+        assert str(tracer.pid) in verdict.why
+        session = attach(process.pid)
+        assert session.ranks[0].rung is Rung.STACKS, "non-blocking stacks work beside a tracer"
+        assert session.ranks[0].agent == "failed"
+        session.close()
+        tracer.kill()
+
+
+def test_under_a_seccomp_profile(target, tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("no C compiler for the seccomp wrapper")
+    wrapper = tmp_path / "noptrace"
+    subprocess.run(["gcc", "-o", str(wrapper), str(Path(__file__).parent / "noptrace.c")], check=True)
+    process = target(
+        "import threading, time\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    done = oomscope("attach", str(process.pid), "--once", "--json", "--agent", prefix=(str(wrapper),))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["ranks"]
+    assert row["rung"] == "stacks"
+    assert "SYS_PTRACE" in row["why_not_higher"] or "seccomp" in row["why_not_higher"]
+
+
+AS_NOBODY = """
+import os, sys
+import oomscope.cli.attach, oomscope.cli.attach_live
+from oomscope.cli.main import main
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.exit(main(["attach", sys.argv[1], "--once", "--json", "--agent"]))
+"""
+
+
+def test_another_users_process(target, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    process = target("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    home = tmp_path / "nobody"
+    home.mkdir()
+    home.chmod(0o777)
+    for parent in [tmp_path, *list(tmp_path.parents)[:3]]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(process.pid)],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "OOMSCOPE_HOME": str(home)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["ranks"]
+    assert row["rung"] == "observe"
+    assert "belongs to uid 0, we are uid 65534" in row["why_not_higher"]
+    assert "sudo" in row["why_not_higher"]
+    assert process.poll() is None
+
+
+def test_a_job_in_another_pid_and_mount_namespace(start, state_folder):
+    unshare = shutil.which("unshare")
+    if unshare is None or os.geteuid() != 0:
+        pytest.skip("needs root and unshare")
+    outer = start(
+        str(JOBS / "train.py"), env={"SECONDS": "60"},
+        prefix=(unshare, "--pid", "--fork", "--mount-proc", "--mount", "--kill-child"),
+    )  # fmt: skip
+    wait_until(lambda: _python_child(outer.pid), 30)
+    pid = _python_child(outer.pid)
+    time.sleep(6)
+    session = attach(pid)
+    (each,) = session.ranks
+    if each.rank.namespace_pid == each.rank.pid:
+        pytest.skip("unshare made no pid namespace")
+    assert each.place.is_spool
+    session.wait_for_readings(10)
+    assert each.rung is Rung.AGENT, each.why_not_higher
+    assert session.state_of(each).step > 0
+    spool = each.place.outside
+    session.close()
+    assert not spool.exists(), "the spool is removed after the agent has left"
+
+
+def _python_child(pid):
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
