@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ours, rest = self._split(args)
         return super().parse_args(ctx, [*ours, "--", *rest])
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _not_started():
+            return super().make_context(*args, **kwargs)
 
     def _split(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
         """Our options, and the rest: torchrun's options, the script and all that follows."""
@@ -91,6 +96,16 @@ def _first_option(split: Any, args: Sequence[str]) -> tuple[list[str], list[str]
     return one
 
 
+@contextmanager
+def _not_started() -> Iterator[None]:
+    """Give an error of ours code 125: 1 to 124 are the job's own, as with `timeout` and `docker run`."""
+    try:
+        yield
+    except OomscopeError as error:
+        error.exit_code = ExitCode.NOT_STARTED
+        raise
+
+
 @click.command(cls=RunCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--device", metavar="sim:CARD", help="Simulate a card (sim:a100-40g, sim:24GiB): no GPU is needed."
@@ -125,11 +140,8 @@ def run(**options: Any) -> int:
 
     The exit code is the job's own; 125 when it could not be started.
     """  # noqa: D301
-    try:
+    with _not_started():
         return _run(Options(**options))
-    except OomscopeError as error:
-        error.exit_code = ExitCode.NOT_STARTED
-        raise
 
 
 @dataclasses.dataclass(frozen=True)
