@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 from oomscope.core.diagnosis.evidence import Evidence
@@ -67,6 +66,8 @@ def parse_bugs(data: dict[str, Any]) -> tuple[Bug, ...]:
 @lru_cache(maxsize=1)
 def bugs() -> tuple[Bug, ...]:
     """The entries that come with oomscope."""
+    from importlib import resources  # costs more than the whole diagnosis of a line
+
     text = resources.files(__package__).joinpath("bugs.json").read_text(encoding="utf-8")
     return parse_bugs(json.loads(text))
 
@@ -105,6 +106,8 @@ def is_affected(version: str, affected: str) -> bool:
 
 def known_bug(e: Evidence, cause: str = "framework_leak") -> Bug | None:
     """The most certain known bug of that cause that the evidence fits."""
+    if not e.signals and e.torch_version is None:
+        return None
     versions = dict(e.versions)
     if e.torch_version:
         versions["torch"] = e.torch_version

@@ -29,15 +29,14 @@ _MAX_MESSAGES = 2000
 _TRIGGERS = tuple(
     word.encode()
     for word in (
-        "ut of memory", "ut of m\n", "ut of\nm", "ried to allocate", "total capac", "by PyTorch",
-        "OUT_OF_MEMORY", "exceed allowed memory", "llocation on device", "emoryAllocation",
-        "ALLOC_FAILED", "NOT_INITIALIZED", "ALLOCATION_FAILED", "INSUFFICIENT_RESOURCES",
-        "alid cuDNN algorithm", "unable to find an engine", "NVML_SUCCESS", "NCCL error in",
-        "ailed to CUDA", "posix_memalign(", "Unable to allocate", "No space left on device",
-        "unable to write to file", "dev/shm/nccl", "Errno 12]", "unable to mmap", "bad_alloc",
-        "[WinError 1455]", "aging file is too", "exitcode", "xit code", "with code", "xit status",
-        "return code", "SIGKILL", "Killed", "by signal", "exited unexpectedly", "oom-kill",
-        "oom_kill", "memory limit", "MemoryError", "RESOURCE_EXHAUSTED", "Bus error", "enforce fail",
+        "ut of memory", "ried to allocate", "total capac", "OUT_OF_MEMORY", "llocation on device",
+        "ALLOC_FAILED", "NOT_INITIALIZED", "ALLOCATION_FAILED", "alid cuDNN algorithm",
+        "unable to find an engine", "NVML_SUCCESS", "NCCL error in", "ailed to CUDA",
+        "enforce fail", "Unable to allocate", "No space left on device", "unable to write to file",
+        "dev/shm/nccl", "annot allocate memory", "bad_alloc", "aging file is too", "exitcode",
+        "xit code", "with code", "xit status", "return code", "SIGKILL", "Killed", "by signal",
+        "exited unexpectedly", "oom-kill", "oom_kill", "memory limit", "MemoryError",
+        "RESOURCE_EXHAUSTED", "Bus error",
     )
 )  # fmt: skip
 _TRACEBACK = b"Traceback (most recent call last)"

@@ -8,6 +8,7 @@ confidence on them alone.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from oomscope.core.diagnosis.evidence import Signal
 
@@ -93,17 +94,23 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:only_system", r"\b(?:Ubuntu|Linux|Windows|macOS) only\b|only on (?:Ubuntu|Linux|Windows|macOS|A100|V100)", "only some systems show it"),
     ("says:fails", r"\bOOM\b|out of memory|fails?\b|dies\b", "it fails"),
 )  # fmt: skip
-_PATTERNS = tuple(
-    (name, re.compile(pattern, re.IGNORECASE if name != "says:host" else 0), text)
-    for name, pattern, text in _WORDS
-)
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[tuple[str, re.Pattern[str], str], ...]:
+    """The table compiled; on first use, because most logs are read without it."""
+    return tuple(
+        (name, re.compile(p, 0 if name == "says:host" else re.IGNORECASE), text) for name, p, text in _WORDS
+    )
+
+
 _SIZE_EACH = re.compile(r"(?P<n>[\d.]+)\s*(?P<u>[MG])i?B (?:each|of every)", re.IGNORECASE)
 
 
 def from_words(text: str, source: str = "words", strength: float = STRENGTH) -> tuple[Signal, ...]:
     """Signals of a description. One signal per name: the first pattern that matches."""
     found: dict[str, Signal] = {}
-    for name, pattern, sentence in _PATTERNS:
+    for name, pattern, sentence in _patterns():
         if name in found:
             continue
         match = pattern.search(text)
