@@ -7,6 +7,7 @@ CPU tensors, data loaders and numpy stay real.
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from typing import Any
@@ -20,12 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import accumulate
 from .device import Device
 from .infer import Inference
-from .ops import attention, native, shapes, transfers, workspaces  # noqa: F401  # they register kernels
+from .ops import attention, native, recurrent, shapes, transfers, workspaces  # noqa: F401  # they register kernels
 from .ops.registry import Info
 from .tracker import Tracker
 from .values import Values
 
 aten = torch.ops.aten
+fake_tensor.log.setLevel(logging.CRITICAL)  # what it logs is raised as well
 _active_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PRIM_DEVICE = torch.ops.prim.device.default

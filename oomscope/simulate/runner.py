@@ -28,9 +28,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     from . import start
 
-    session = start(
-        {"device": options.card, "world_size": options.world_size, "rank": options.rank}, _emitter(options)
-    )
+    config = {
+        "device": options.card,
+        "world_size": options.world_size,
+        "rank": options.rank,
+        "attempt_dir": options.exchange,
+        "ranks": list(range(options.world_size)) if options.exchange else None,
+    }
+    session = start(config, _emitter(options))
     if options.steps:
         _limit_steps(options.steps)
     if options.history:
@@ -55,6 +60,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="stop after this many optimizer steps")
     parser.add_argument("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", 1)))
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", 0)))
+    parser.add_argument("--exchange", metavar="FOLDER", help="every rank runs, and objects go through it")
     parser.add_argument(
         "--history", type=int, default=0, metavar="N", help="keep the last N allocator events"
     )

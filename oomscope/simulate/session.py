@@ -53,6 +53,8 @@ class Session:
         self.mode = SimulatedMode(self.device, self.tracker)
         self.exchange: str | None = None
         """Folder that all simulated ranks of the job share."""
+        self.ranks = [rank]
+        """The simulated ranks."""
         self._ended = False
 
     def resize(self, world_size: int, rank: int) -> None:
@@ -72,7 +74,7 @@ class Session:
         if torch.distributed.is_available():
             from . import distributed
 
-            distributed.install(self.mode, self.world_size, self.rank, self.exchange)
+            distributed.install(self.mode, self.world_size, self.rank, self.exchange, self.ranks)
         self.mode.__enter__()
         accumulate.calibrate()
         self.mode.workspaces.clear()
@@ -145,6 +147,8 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
         session.device.capacity_bytes = int(config["device"]["capacity_bytes"])
     if config.get("attempt_dir"):
         session.exchange = os.path.join(config["attempt_dir"], "exchange")
+    if config.get("ranks"):
+        session.ranks = [int(each) for each in config["ranks"]]
     session.enter()
     if config.get("role") == "prediction":
         session.device.request_folder = config.get("attempt_dir")

@@ -220,7 +220,10 @@ class Tracker:
 
     def track(self, tensor: Tensor) -> None:
         """Allocate the storage of `tensor` unless it is known already."""
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            return  # sparse: its indices and values were tracked when they were made
         record = self.live.get(id(storage))
         if record is not None and record[0]() is storage:
             if record[3] != storage.nbytes():
@@ -232,6 +235,8 @@ class Tracker:
 
     def allocation_of(self, tensor: Tensor) -> Allocation | None:
         """The allocation behind a tensor, None if it has none on the simulated device."""
+        if tensor.layout is not torch.strided:
+            return None
         storage = tensor.untyped_storage()
         record = self.live.get(id(storage))
         if record is None or record[0]() is not storage:

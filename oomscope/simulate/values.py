@@ -99,13 +99,17 @@ class Values:
         known = not info.is_random and _all_known(args) and (not kwargs or _all_known(tuple(kwargs.values())))
         if known and not info.is_view:
             known = all(getattr(out, _ATTRIBUTE, None) is not None or fits(out) for out in outs)
+            if not known and info.passes_density and len(outs) == 1:
+                source = self.get(args[0])
+                self.put_density(outs[0], int(torch.count_nonzero(source)) / max(source.numel(), 1))
+                return
         if known and (outs or info.written) and not info.is_uninitialized:
             if self._compute(info, func, args, kwargs, outs):
                 return
             known = False
         if info.written and not known and not info.keeps_values:
             self._forget(info, args, kwargs)
-        elif info.is_view and not known and outs and args:
+        elif info.passes_density and not known and outs and args:
             self._pass_density(args[0], outs)
 
     def _compute(self, info: Any, func: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> bool:

@@ -11,11 +11,11 @@ from typing import Any
 from . import collectives, groups, objects, parallel, spawn
 
 
-def install(mode: Any, world_size: int, rank: int, exchange: str | None = None) -> None:
-    """Patch torch.distributed; `exchange` is a folder that all simulated ranks of a job share."""
+def install(mode: Any, world_size: int, rank: int, exchange: str | None, ranks: list[int]) -> None:
+    """Patch torch.distributed; `exchange` is a folder that `ranks`, all simulated ranks of the job, share."""
     world = groups.World(world_size, rank)
     groups.install(world)
     collectives.install(mode)
-    objects.install(exchange)
+    objects.install(exchange, ranks)
     parallel.install()
     spawn.install(world)

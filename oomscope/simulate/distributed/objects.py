@@ -24,8 +24,9 @@ _POLL_S = 0.01
 class Mailbox:
     """Numbered messages between ranks, one file each."""
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, ranks: list[int]) -> None:
         self.folder = folder
+        self.ranks = ranks
         self._sent: dict[tuple[int, int], int] = {}
         self._received: dict[tuple[int, int], int] = {}
 
@@ -47,7 +48,7 @@ class Mailbox:
         """
         number = self._received[source, target] = self._received.get((source, target), 0) + 1
         end = time.monotonic() + _PATIENCE_S
-        if self.folder is not None:
+        if self.folder is not None and source in self.ranks:
             path = self._path(source, target, number)
             while time.monotonic() < end:
                 if os.path.exists(path):
@@ -63,10 +64,10 @@ class Mailbox:
         return os.path.join(str(self.folder), f"{source}-{target}-{number}.pickle")
 
 
-def install(folder: str | None) -> None:
+def install(folder: str | None, ranks: list[int]) -> None:
     """Replace the object functions of torch.distributed."""
     c10d = torch.distributed.distributed_c10d
-    mailbox = Mailbox(folder)
+    mailbox = Mailbox(folder, ranks)
 
     def peer(rank: Any, group: Any, group_rank: Any) -> int:
         return int(c10d.get_global_rank(group, group_rank) if group_rank is not None else rank)

@@ -61,6 +61,7 @@ class Info:
         "keeps_values",
         "kernel",
         "on_host",
+        "passes_density",
         "workspace",
         "written",
     )
@@ -72,11 +73,12 @@ class Info:
         self.workspace: Workspace | None = None
         self.written: list[tuple[int, str]] = []
         self.is_random = self.is_view = self.is_composite = self.is_uninitialized = self.keeps_values = False
-        self.is_pure_view = self.is_cachable = self.has_tensors = False
+        self.is_pure_view = self.is_cachable = self.has_tensors = self.passes_density = False
         if not self.is_plain:
             return
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.is_view = func.is_view
+        self.passes_density = self.is_view or func._schema.name in ("aten::_to_copy", "aten::clone")
         key = torch._C.DispatchKey
         # A real CPU kernel beside the composite one means that CUDA has its own kernel too: one launch, no
         # temporaries.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..values import fits
 from .registry import kernel
 
 _SYNTHETIC = 1 << 24
@@ -184,11 +185,21 @@ def not_infinite(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 @kernel("aten::eq.Tensor")
 def equals_itself(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """`x == x`, the other half of `torch.isfinite`."""
-    if args[0] is not args[1]:
+    """`x == x`, the other half of `torch.isfinite`; `index == arange`, by which one-hot tables are made.
+
+    Where such a table is too large to keep, its share of ones is still known: one in each row.
+    """
+    first, second = args
+    if first is second:
+        out = mode.infer(func, args, kwargs)
+        mode.values.put_constant(out, True)
+        return out
+    classes = mode.values.get(second)
+    if classes is None or classes.dim() != 1 or first.dim() < 2 or first.shape[-1] != 1:
         return NotImplemented
     out = mode.infer(func, args, kwargs)
-    mode.values.put_constant(out, True)
+    if not fits(out) and mode.values.get(first) is not None:
+        mode.values.put_density(out, 1.0 / max(classes.numel(), 1))
     return out
 
 
