@@ -90,14 +90,15 @@ def _from_stacks(device: DeviceSnapshot, origins: IntArray) -> Steps:
     rows, kind = rows[told], kind[told]
     if len(rows) < 2:
         return Steps(np.zeros(0, np.int64), "none")
+    forward = np.flatnonzero(kind == Origin.FORWARD)
+    starts = {}
     for before, source in ((Origin.OPTIMIZER, "optimizer"), (Origin.BACKWARD, "backward")):
-        seen = np.flatnonzero(kind == before)
-        forward = np.flatnonzero(kind == Origin.FORWARD)
-        place = np.searchsorted(forward, seen)
-        starts = np.unique(forward[place[place < len(forward)]])
-        if len(starts):
-            return Steps(rows[starts], source)
-    return Steps(np.zeros(0, np.int64), "none")
+        place = np.searchsorted(forward, np.flatnonzero(kind == before))
+        starts[source] = rows[np.unique(forward[place[place < len(forward)]])]
+    # An optimizer that allocates in its first step only marks one boundary; then backwards tell more.
+    first_only = len(starts["optimizer"]) < 2 < len(starts["backward"])
+    source = "optimizer" if len(starts["optimizer"]) and not first_only else "backward"
+    return Steps(starts[source], source if len(starts[source]) else "none")
 
 
 def survivors(lives: Lifetimes, steps: Steps) -> list[Survivors]:

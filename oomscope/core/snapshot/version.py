@@ -20,9 +20,6 @@ def torch_version(frames: Iterable[Frame], raw: dict[str, Any]) -> str | None:
 
     Block histories ("history" in place of "frames") existed in torch 2.0 only.
     """
-    for frame in frames:
-        if frame.function == "_wrapped_call_impl" and frame.line in _WRAPPED_CALL_LINES:
-            return _WRAPPED_CALL_LINES[frame.line]
     segments = raw.get("segments")
     if isinstance(segments, (list, tuple)) and segments and type(segments[0]) is dict:
         blocks = segments[0].get("blocks")
@@ -33,4 +30,7 @@ def torch_version(frames: Iterable[Frame], raw: dict[str, Any]) -> str | None:
             and "history" in blocks[0]
         ):
             return "2.0"
+    for frame in frames:
+        if frame.function == "_wrapped_call_impl" and frame.line in _WRAPPED_CALL_LINES:
+            return _WRAPPED_CALL_LINES[frame.line]
     return None
