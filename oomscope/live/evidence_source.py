@@ -54,7 +54,9 @@ def inspect(script: Path | None, files: Iterable[str]) -> tuple[tuple[LintFact, 
         text = read_source(path)
         if text is None:
             continue
-        found += [LintFact(f.rule, Where(str(path), f.line, f.function, f.source), f.text) for f in lint(text)]
+        found += [
+            LintFact(f.rule, Where(str(path), f.line, f.function, f.source), f.text) for f in lint(text)
+        ]
         for feature in features(text):
             signal = Signal(feature.name, f"{path.name}:{feature.line} {feature.text}", "source code", 0.9)
             signals.setdefault(feature.name, signal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
+from oomscope.core.diagnosis.evidence import Evidence, Fact, LiveGroup, Missing
 from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undecided
 from oomscope.core.diagnosis.rules import tools as t
 from oomscope.units import MIB
@@ -48,12 +48,23 @@ def _by_replay(e: Evidence) -> Answer:
             for w in fitting[:2]
         ),
         Fact("the model reproduced the recorded history exactly", "replay") if a.exact else None,
-        *(t.group_fact(pin) for pin in a.pins[:2]),
+        *(_pin_fact(pin) for pin in a.pins[:2]),
     )
     if not fitting:
         failed = ", ".join(w.conf for w in a.what_ifs)
         return Excluded((*evidence, Fact(f"the same allocations fail with {failed} as well", "what-if")))
     confidence = 0.95 if a.exact else 0.9
+    idle = t.share((a.reserved or 0) - (a.active or 0), a.reserved)
+    if e.trend is not None and e.trend.is_leak:
+        growth = t.trend_fact(e)
+        return Finding(
+            0.35,
+            "Packed better, this one request would have fitted; memory grows all the same, and a step later nothing would.",
+            t.facts(*evidence, growth),
+            fixes=(),
+        )
+    if idle < 0.05:
+        confidence = 0.58
     pin = a.pins[0] if a.pins else None
     return Finding(
         confidence,
@@ -63,6 +74,12 @@ def _by_replay(e: Evidence) -> Answer:
         fixes=None,
         where=pin.where if pin else None,
     )
+
+
+def _pin_fact(pin: LiveGroup) -> Fact:
+    place = f" {pin.where.place}" if pin.where else " an unknown line"
+    text = f"{t.size(pin.bytes)} of free memory are pinned in {pin.count} segments by blocks from{place}"
+    return Fact(text, "replay", pin.bytes)
 
 
 def _by_numbers(e: Evidence) -> Answer:
