@@ -16,7 +16,7 @@ from typing import Any
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.fixes import CATALOGUE, Fix, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, current_settings, join_settings, split_settings
-from oomscope.core.fixes.model import Band
+from oomscope.core.fixes.model import Band, merge_runtime
 from oomscope.core.fixes.prediction import Outcome, floor_sentence, interval
 from oomscope.core.fixes.requests import predict_range
 from oomscope.core.fixes.search import Combination, Found, search, time_factor
@@ -41,6 +41,9 @@ __all__ = ["Changes", "describe", "launch_changes", "predict"]
 MIN_STEPS = 2
 #: Never more steps than this: a run takes seconds, not minutes.
 MAX_STEPS = 40
+#: Seconds of a run that importing torch takes, and how long the longer run for varying batches may take.
+_START_S = 2.5
+_LONGER_S = 20.0
 SIMULATED = "simulated device"
 RECORDED = "recorded facts, by formula"
 
@@ -140,7 +143,8 @@ class _Prediction:
         self.capacity = capacity
         self.only = only
         self.card = card
-        self.steps = min(MAX_STEPS, max(MIN_STEPS, (facts.oom_step or 0) + 2))
+        reached = facts.oom_step + 2 if facts.oom_step is not None else MIN_STEPS
+        self.steps = min(MAX_STEPS, max(MIN_STEPS, reached))
         self.baseline = Outcome(())
         self.outcomes: dict[Combination, Outcome] = {}
         self.fixes = {fix.id: fix for fix in CATALOGUE}
@@ -165,6 +169,12 @@ class _Prediction:
             return self._by_formula(raw.failed)
         raw = self._longer_if_varying(runs, raw)
         self.baseline = self._outcome((), raw)
+        self.facts = dataclasses.replace(
+            self.facts,
+            peak_phase=self.baseline.peak_phase,
+            peak_allocated_bytes=self.baseline.peak_allocated_bytes,
+            peak_reserved_bytes=self.baseline.peak_reserved_bytes,
+        )
         candidates = self._candidates()
         total = 1 + sum(fix.runs for fix in candidates)
         below_floor = self.capacity is not None and floor_sentence(self.facts, self.capacity) is not None
@@ -176,7 +186,8 @@ class _Prediction:
         if not self.facts.batch_varies or raw.steps < self.steps:
             return raw
         longer = min(MAX_STEPS, max(12, 2 * self.steps))
-        if longer <= self.steps or raw.duration_s * longer / max(1, self.steps) > 15:
+        each_s = max(0.0, raw.duration_s - _START_S) / max(1, raw.steps)
+        if longer <= self.steps or each_s * longer > _LONGER_S:
             return raw
         again = runs.run("baseline", {"observe": {}}, longer)
         if again.failed:
@@ -192,7 +203,19 @@ class _Prediction:
             and not fix.advice
             and fix.applicable(self.facts).ok
             and (fix.plan(self.facts).runtime or not fix.runs or fix.plan(self.facts).argv)
+            and not self._is_ruled_out(fix)
         ]
+
+    def _is_ruled_out(self, fix: Fix) -> bool:
+        """A fix whose formula says that it saves nothing at this peak needs no run to be called ineffective."""
+        band = fix.band(self.facts)
+        if band is None or band.high > 0:
+            return False
+        peak = self.baseline.peak_reserved_bytes or 0
+        self.outcomes[(fix.id,)] = dataclasses.replace(
+            self.baseline, fixes=(fix.id,), basis=f"{RECORDED}: {band.basis}"
+        )
+        return peak > 0
 
     def _search(self, steps: Any, runs: PredictionRuns, baseline: RawRun) -> Found:
         wanted = next(steps)
@@ -215,10 +238,7 @@ class _Prediction:
         return {ids: self._outcome(ids, raw.get("+".join(ids), baseline)) for ids in wanted}
 
     def _runtime(self, ids: Combination) -> dict[str, Mapping[str, Any]]:
-        merged: dict[str, Mapping[str, Any]] = {}
-        for each in ids:
-            merged.update(self.fixes[each].plan(self.facts).runtime)
-        return merged
+        return merge_runtime(self.fixes[each].plan(self.facts) for each in ids)
 
     def _argv(self, ids: Combination) -> tuple[str, ...]:
         return tuple(word for each in ids for word in self.fixes[each].plan(self.facts).argv)

@@ -13,7 +13,7 @@ from oomscope.core.fixes.environment import (
     split_settings,
     why_not_expandable,
 )
-from oomscope.core.fixes.model import Plan
+from oomscope.core.fixes.model import Plan, merge_runtime
 from oomscope.core.fixes.search import compatible
 from oomscope.errors import FixError
 from oomscope.launch.predict_facts import current_environment
@@ -53,20 +53,22 @@ def launch_changes(
     facts = JobFacts(env=current_environment(env))
     settings: dict[str, str] = {}
     other: dict[str, str] = {}
-    runtime: dict[str, Mapping[str, Any]] = {}
+    plans: list[Plan] = []
     argv: list[str] = []
     patches: list[str] = []
     for fix in chosen:
         plan = _plan_of(fix, stored.get(fix.id), facts)
         settings.update(split_settings(plan.env.get(OLD_NAME, "")))
         other.update({key: value for key, value in plan.env.items() if key != OLD_NAME})
-        runtime.update(plan.runtime)
+        plans.append(plan)
         argv += plan.argv
         if plan.patch and not plan.runtime:
             patches.append(fix.id)
     if settings:
         other.update(merge_allocator_settings(facts.env, settings, facts.torch_version))
-    plan_json = {"fixes": [{"id": fix, "options": dict(options)} for fix, options in runtime.items()]}
+    plan_json = {
+        "fixes": [{"id": fix, "options": dict(options)} for fix, options in merge_runtime(plans).items()]
+    }
     return Changes(other, plan_json, argv, patches)
 
 

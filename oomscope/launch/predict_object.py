@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oomscope.core.fixes import Fix, JobFacts
+from oomscope.core.fixes import Fix, How, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, merge_allocator_settings, split_settings
 from oomscope.core.fixes.model import Plan
 from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence
@@ -78,7 +78,16 @@ class Predictions:
         }
         if usable and outcome is not None:
             entry.update(self._effect(fix, outcome))
+        elif usable and not fix.advice:
+            entry["unpredicted"] = self._why_unpredicted(fix)
         return entry
+
+    def _why_unpredicted(self, fix: Fix) -> str:
+        if not fix.how or fix.how == (How.SOURCE,):
+            return "a source patch: its effect is seen in a rerun of the patched script"
+        if self.note:
+            return "no formula gives its effect"
+        return "not tried: fixes that cost less are enough"
 
     def _effect(self, fix: Fix, outcome: Outcome) -> dict[str, Any]:
         if outcome.failed:

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from . import autocast, checkpointing, chunked, fingerprint, gradients, observe, optimizers, vocabulary
+from . import (
+    autocast,
+    checkpointing,
+    chunked,
+    fingerprint,
+    frameworks,
+    gradients,
+    observe,
+    optimizers,
+    precision,
+    sharding,
+    vocabulary,
+)
 from .runtime import REFUSED, Refused, Runtime
 
 Install = Callable[[Runtime, "dict[str, Any]"], None]
@@ -35,6 +47,10 @@ INSTALLERS: dict[str, Install] = {
         runtime, {"offload": True, **options}, "offload-activations"
     ),
     "amp-bf16": autocast.install,
+    "amp-fp16": precision.install,
+    "fsdp2": sharding.install,
+    "hf-arguments": frameworks.install_hf_arguments,
+    "lightning-arguments": frameworks.install_lightning_arguments,
     "microbatch-exact": chunked.install,
     "observe": observe.install,
     "fingerprint": fingerprint.install,

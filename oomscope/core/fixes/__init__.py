@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from oomscope.core.fixes.catalogue import allocator, precision, recompute
+from oomscope.core.fixes.catalogue import (
+    allocator,
+    batch,
+    gradients,
+    leaks,
+    loss,
+    optimizer,
+    precision,
+    recompute,
+    sharding,
+)
 from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk
 from oomscope.errors import FixError
 
 #: Built-in fixes in the order in which they are tried when nothing else decides.
-CATALOGUE: tuple[Fix, ...] = (*allocator.FIXES, *recompute.FIXES, *precision.FIXES)
+CATALOGUE: tuple[Fix, ...] = (
+    *leaks.FIXES,
+    *allocator.FIXES,
+    *gradients.FIXES,
+    *optimizer.FIXES,
+    *loss.FIXES,
+    *recompute.FIXES,
+    *batch.FIXES,
+    *precision.FIXES,
+    *sharding.FIXES,
+)
 
 __all__ = ["CATALOGUE", "Applicable", "Band", "Fix", "How", "JobFacts", "Plan", "Risk", "get", "known_ids"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,14 +223,10 @@ class Fix:
         return {Risk.NONE: 0.0, Risk.EXACT: 1e-5, Risk.ROUNDING: 1e-2, Risk.TOPOLOGY: 1e-4}.get(self.risk)
 
 
-def runtime_plan(
-    fix: str, *steps: str, patch: str | None = None, **options: Any
-) -> Callable[[JobFacts], Plan]:
-    """A plan that only names a run-time fix, the same for every job."""
-    plan = Plan(runtime={fix: options}, patch=patch, steps=steps)
-    return lambda facts: plan
-
-
-def no_band(facts: JobFacts) -> Band | None:
-    """For fixes whose effect no formula gives."""
-    return None
+def merge_runtime(plans: Iterable[Plan]) -> dict[str, Mapping[str, Any]]:
+    """The run-time fixes of several plans; options of the same fix are joined, later ones win."""
+    merged: dict[str, Mapping[str, Any]] = {}
+    for plan in plans:
+        for fix, options in plan.runtime.items():
+            merged[fix] = {**merged.get(fix, {}), **options}
+    return merged

@@ -81,6 +81,8 @@ def effect(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[Fi
 
 def _reason(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[Fix, ...], saving: int) -> str:
     before = baseline.peak_reserved_bytes or 0
+    if ": " in outcome.basis and not saving:
+        return outcome.basis.partition(": ")[2]
     change = (
         f"saves {format_bytes(saving)} of {format_bytes(before)}"
         if saving > 0

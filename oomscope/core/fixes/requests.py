@@ -109,7 +109,11 @@ def predict_range(
     With a limit the allocator gives unused segments back before it fails, so a peak above the capacity may
     still fit; that is decided by a replay with the limit, under each address model.
     """
-    free = [replay(events, config, addresses=model) for model in models]
+    # Garbage collection acts near the limit only: without one it would never be seen.
+    limit = capacity_bytes if config.garbage_collection_threshold else None
+    free = [replay(events, config, capacity_bytes=limit, addresses=model) for model in models]
+    if limit is not None and not all(each.fits for each in free):
+        free = [replay(events, config, addresses=model) for model in models]
     low = min(each.peak_reserved_bytes for each in free)
     high = max(each.peak_reserved_bytes for each in free)
     fits = None

@@ -23,6 +23,10 @@ STATIC_FIXES = frozenset(
 _RECOMMENDED = (Risk.NONE, Risk.EXACT, Risk.ROUNDING)
 
 
+#: Fixes that make a step slower than this are tried only when the others are not enough.
+_SLOW = 1.5
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The result of a search: plans in the order of preference, the recommended one first when there is one."""
@@ -75,12 +79,16 @@ def search(
         max_rounds: combinations tried one after the other.
 
     Yields:
-        Combinations to predict; the first round holds every single fix.
+        Combinations to predict; the first round holds the single fixes that cost little.
     """
     fixes = {fix.id: fix for fix in candidates}
     ranked = sorted(candidates, key=order)
     known: dict[Combination, Outcome] = {}
-    known.update((yield [(fix.id,) for fix in ranked]))
+    cheap = [fix for fix in ranked if _is_cheap(fix)]
+    known.update((yield [(fix.id,) for fix in cheap]))
+    if len(cheap) < len(ranked) and not any(_fits(outcome) for outcome in known.values()):
+        # Slow fixes and those that change the training are looked at only when nothing else is enough.
+        known.update((yield [(fix.id,) for fix in ranked if not _is_cheap(fix)]))
     effective = [fix for fix in ranked if _helps(known.get((fix.id,)), baseline)]
     if below_floor and not any(fix.id in STATIC_FIXES for fix in effective):
         return Found((), None)
@@ -90,7 +98,7 @@ def search(
             yield from _accumulate(queue, fixes, known, max_rounds)
             if any(_fits(outcome) for outcome in known.values()):
                 break
-    fitting = [outcome for outcome in known.values() if _fits(outcome)]
+    fitting = [plan for plan in known.values() if _fits(plan) and _helps(plan, baseline)]
     fitting.sort(key=lambda outcome: cost(outcome.fixes, fixes))
     allowed = [plan for plan in fitting if all(fixes[each].risk in _RECOMMENDED for each in plan.fixes)]
     return Found(_with_best(fitting, known), allowed[0] if allowed else None)
@@ -123,6 +131,10 @@ def _accumulate(
             break
 
 
+def _is_cheap(fix: Fix) -> bool:
+    return fix.risk in _RECOMMENDED and fix.time_factor <= _SLOW
+
+
 def _with_best(fitting: list[Outcome], known: Mapping[Combination, Outcome]) -> tuple[Outcome, ...]:
     """The plans that fit; when none does, the one with the lowest peak: the best is named all the same."""
     if fitting:
@@ -136,7 +148,9 @@ def _helps(outcome: Outcome | None, baseline: Outcome) -> bool:
         return False
     before = baseline.peak_reserved_bytes
     after = outcome.peak_reserved_bytes or 0
-    return bool(outcome.fits) or before is None or before - after >= EFFECTIVE_SHARE * before
+    if before is None or before - after >= EFFECTIVE_SHARE * before:
+        return True
+    return bool(outcome.fits) and baseline.fits is False
 
 
 def _fits(outcome: Outcome | None) -> bool:

@@ -52,4 +52,32 @@ AMP_BF16 = Fix(
     verify="losses within 1 % of the unfixed run",
 )
 
-FIXES = (AMP_BF16,)
+
+def _fp16(facts: JobFacts) -> Applicable:
+    if facts.scaler:
+        return no("already active: the script uses a GradScaler")
+    if facts.closure:
+        return no("the optimizer step takes a closure, which a gradient scaler cannot split")
+    if facts.compute_capability is not None and facts.compute_capability >= _BF16_CAPABILITY:
+        return no("the GPU has bfloat16, which needs no gradient scaler: use amp-bf16")
+    return _already(facts) or yes("no autocast in the script, and no bfloat16 on the GPU")
+
+
+AMP_FP16 = Fix(
+    id="amp-fp16",
+    title="Mixed precision: float16 autocast with a gradient scaler",
+    effort_s=600,
+    risk=Risk.ROUNDING,
+    how=(How.RUNTIME,),
+    time_factor=0.6,
+    conflicts=frozenset({"amp-bf16", "optim-in-bwd"}),
+    test=_fp16,
+    band=_band,
+    make=lambda facts: Plan(
+        runtime={"amp-fp16": {}},
+        steps=("float16 autocast, loss scaled in backward, steps with infinite gradients skipped",),
+    ),
+    verify="losses within 1 % of the unfixed run; few skipped steps",
+)
+
+FIXES = (AMP_BF16, AMP_FP16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk, no, yes
 
 _FAMILY = frozenset({"ckpt", "ckpt-selective", "ckpt-half", "offload-activations"})
@@ -43,7 +45,7 @@ def _where(facts: JobFacts) -> str:
     return groups or "the repeated blocks"
 
 
-def _plan(fix: str, text: str, **options: object) -> object:
+def _plan(fix: str, text: str, **options: object) -> Callable[[JobFacts], Plan]:
     def make(facts: JobFacts) -> Plan:
         return Plan(
             runtime={fix: options},
@@ -64,7 +66,7 @@ CKPT = Fix(
     conflicts=_FAMILY - {"ckpt"},
     test=_blocks,
     band=_checkpoint_band,
-    make=_plan("ckpt", "recompute in backward:"),  # type: ignore[arg-type]
+    make=_plan("ckpt", "recompute in backward:"),
     verify="losses and buffers are equal",
 )
 
@@ -78,7 +80,7 @@ CKPT_SELECTIVE = Fix(
     conflicts=_FAMILY - {"ckpt-selective"},
     test=_selective,
     band=lambda facts: None,
-    make=_plan("ckpt-selective", "recompute all but products and attention in"),  # type: ignore[arg-type]
+    make=_plan("ckpt-selective", "recompute all but products and attention in"),
     verify="losses and buffers are equal",
 )
 
@@ -92,8 +94,22 @@ CKPT_HALF = Fix(
     conflicts=_FAMILY - {"ckpt-half"},
     test=_blocks,
     band=_half_band,
-    make=_plan("ckpt-half", "recompute every second one of", every=2),  # type: ignore[arg-type]
+    make=_plan("ckpt-half", "recompute every second one of", every=2),
     verify="losses and buffers are equal",
 )
 
-FIXES = (CKPT, CKPT_SELECTIVE, CKPT_HALF)
+OFFLOAD = Fix(
+    id="offload-activations",
+    title="Keep what the blocks save for backward in host memory",
+    effort_s=900,
+    risk=Risk.EXACT,
+    how=(How.RUNTIME, How.SOURCE),
+    time_factor=2.0,
+    conflicts=_FAMILY - {"offload-activations"},
+    test=_blocks,
+    band=_checkpoint_band,
+    make=_plan("offload-activations", "keep in pinned host memory what is saved by"),
+    verify="losses are equal; host memory grows by what the device saves",
+)
+
+FIXES = (CKPT, CKPT_SELECTIVE, CKPT_HALF, OFFLOAD)
