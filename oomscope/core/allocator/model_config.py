@@ -93,7 +93,9 @@ class AllocatorConfig:
             ValueError: an unknown key, a missing value or a value torch refuses; the message names the key.
         """
         config = cls()
-        for key, value in _entries(_tokens(text)):
+        entries = _entries(_tokens(text))
+        entries.sort(key=lambda entry: entry[0] != "large_segment_size_mb")  # others are checked against it
+        for key, value in entries:
             if key in _IGNORED_KEYS:
                 continue
             parser = _PARSERS.get(key)
@@ -289,8 +291,8 @@ def _max_non_split_rounding(value: _Value, config: AllocatorConfig) -> dict[str,
 
 def _large_segment_size(value: _Value, config: AllocatorConfig) -> dict[str, Any]:
     size = _integer(value) * MIB
-    if size < MIN_LARGE_ALLOC or size % ROUND_LARGE:
-        raise ValueError(f"must be an even number of at least {MIN_LARGE_ALLOC // MIB}, found {size // MIB}")
+    if size <= MIN_LARGE_ALLOC:
+        raise ValueError(f"must be more than {MIN_LARGE_ALLOC // MIB}, found {size // MIB}")
     return {"large_segment_size": size}
 
 
@@ -334,7 +336,10 @@ def _roundup(value: _Value, config: AllocatorConfig) -> dict[str, Any]:
     Source: parseRoundUpPower2Divisions().
     """
     if not isinstance(value, list):
-        return {"roundup_power2_divisions": (_division(value),) * ROUNDUP_INTERVALS}
+        count = _division(value)
+        if count == 0:
+            raise ValueError("a single number must be a power of two, found 0")
+        return {"roundup_power2_divisions": (count,) * ROUNDUP_INTERVALS}
     divisions = [0] * ROUNDUP_INTERVALS
     last: int | None = None
     for start in range(0, len(value), 4):
