@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oomscope.live.state import RankState
+from oomscope.live.state import RankState, is_better
 from oomscope.protocol import layout
 from oomscope.protocol.records import number
 from oomscope.store.tail import read_attempt, read_records
@@ -201,9 +201,7 @@ def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]
             state.take(record)
         if state.rank is None:
             continue
-        # torchrun may restart a rank: the process that spoke last is the rank.
-        known = latest.get(state.rank)
-        if known is None or state.last_t >= known.last_t:
+        if is_better(state, latest.get(state.rank)):
             latest[state.rank] = state
         values = (number(record.get("loss")) for record in records if record.get("k") == "step")
         losses[name] = [value for value in values if value is not None]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oomscope.live.state import RankState
+from oomscope.live.state import RankState, is_better
 from oomscope.protocol import layout
 from oomscope.store.session import Attempt, Session, process_start_time
 from oomscope.store.tail import FolderTail, Tail
@@ -95,8 +95,8 @@ class SessionView:
             state.refresh(now, alive=_is_alive(state, over))
             if state.rank is None:
                 others.append(state)
-            elif state.rank not in ranks or state.last_t >= ranks[state.rank].last_t:
-                ranks[state.rank] = state  # torchrun restarted the rank: the newest process is it
+            elif is_better(state, ranks.get(state.rank)):
+                ranks[state.rank] = state
         self.ranks = [ranks[rank] for rank in sorted(ranks)]
         self.others = others
         self.state = self.session.current_state()

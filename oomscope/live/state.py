@@ -208,6 +208,21 @@ class RankState:
         self.term = True
 
 
+def is_better(state: RankState, known: RankState | None) -> bool:
+    """Whether `state` rather than `known` is the rank, when two processes claim one number.
+
+    A member of a group beats the script that spawned the group and counts as rank 0 of nothing; of two members, the one
+    that started later is what torchrun restarted.
+    """
+    if known is None:
+        return True
+    return (_in_group(state), state.first_t) > (_in_group(known), known.first_t)
+
+
+def _in_group(state: RankState) -> bool:
+    return (state.world_size or 1) > 1
+
+
 _HANDLERS: dict[str, Callable[[RankState, Record], None]] = {
     "hello": RankState._hello,
     "rank": RankState._rank,

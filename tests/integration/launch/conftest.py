@@ -1,6 +1,7 @@
 """Real processes: each test writes a script, launches it with the agent inside, and reads what the session says."""
 
 import os
+import socket
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -89,3 +90,10 @@ def launch(tmp_path, environment):
 @pytest.fixture
 def script_path(tmp_path) -> Path:
     return tmp_path / "train.py"
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
