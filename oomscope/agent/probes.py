@@ -1,7 +1,7 @@
 """Steps, micro-steps, losses and allocator readings, seen from outside the script.
 
 A step is one completed `optimizer.step` of the fastest optimizer (torch's public global hook); a micro-step
-is one outermost `backward`. Cost: a step of a CPU training loop pays about 15 µs.
+is one outermost `backward`. Cost: benchmarks/agent.py measures it.
 """
 
 from __future__ import annotations
