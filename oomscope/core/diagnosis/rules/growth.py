@@ -122,6 +122,8 @@ def _container(e: Evidence) -> Answer:
             return Excluded(evidence)
         if growth is None and lint is None:
             return Finding(0.4, "Something keeps results of every step.", evidence, (t.SNAPSHOT,))
+        if growth is not None and lint is None and growth.where is None and growth.caller is None:
+            return Finding(0.4, "Installed code keeps results of every step.", evidence, (t.SOURCE,))
         where: Where | None = lint.where if lint else (growth.where or growth.caller) if growth else None
         return Finding(
             0.9 if growth and lint else 0.82 if growth else 0.6,
@@ -169,11 +171,11 @@ def _plateau(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "oom.graph_accumulation", "graph_accumulation", "autograd graphs pile up", "Q3.2",
-        "allocated memory per step, survivors in the snapshot, the source", _graph, ("leak-detach", "leak-item"),
+        "allocated memory per step, survivors in the snapshot, the source", _graph, ("leak-detach",),
     ),
     Rule(
         "oom.container_accumulation", "container_accumulation", "results pile up on the device", "Q3.2",
-        "allocated memory per step, survivors in the snapshot", _container, ("leak-cpu", "leak-reset"),
+        "allocated memory per step, survivors in the snapshot", _container, ("kept-tensors",),
     ),
     Rule(
         "oom.benign_plateau", "benign_plateau", "memory rose and stayed: not a leak", "Q3.4",

@@ -159,19 +159,19 @@ def _cgroup(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "host.host_per_rank_load", "host_per_rank_load", "every rank loads its own copy", "H.1",
-        "host memory of each rank", _per_rank, ("meta-init", "load-mmap"),
+        "host memory of each rank", _per_rank, (),
     ),
     Rule(
         "host.host_dataloader_cow", "host_dataloader_cow", "loader workers copy the data set", "H.2",
-        "memory of the workers over time", _workers, ("dataset-numpy",),
+        "memory of the workers over time", _workers, (),
     ),
     Rule(
         "host.host_shm", "host_shm", "/dev/shm is full", "H.3",
-        "the message, size of /dev/shm", _shm, ("shm-size", "fewer-workers"),
+        "the message, size of /dev/shm", _shm, (),
     ),
     Rule(
         "host.host_cgroup", "host_cgroup", "a memory limit of the container or scheduler", "H.4",
-        "the message, the cgroup", _cgroup, ("raise-limit",),
+        "the message, the cgroup", _cgroup, (),
     ),
     Rule(
         "host.host_offload", "host_offload", "offloaded state fills host memory", "H.5",

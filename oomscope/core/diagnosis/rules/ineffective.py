@@ -84,6 +84,6 @@ RULES = (
     ),
     Rule(
         "oom.shard_ineffective", "shard_ineffective", "sharding does not divide what fills the card", "Q1.9",
-        "sharding and composition", _shard, ("wrap-blocks", "ckpt"),
+        "sharding and composition", _shard, ("ckpt",),
     ),
 )  # fmt: skip

@@ -224,7 +224,7 @@ def _compile(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "oom.eval_accumulation", "eval_accumulation", "evaluation keeps its outputs on the device", "Q3.1",
-        "phase, the evaluation loop's source", _eval_accumulation, ("leak-cpu",),
+        "phase, the evaluation loop's source", _eval_accumulation, ("kept-tensors",),
     ),
     Rule(
         "oom.eval_no_nograd", "eval_no_nograd", "evaluation records gradients", "Q3.1",
@@ -232,15 +232,15 @@ RULES = (
     ),
     Rule(
         "oom.autocast_cache", "autocast_cache", "autocast keeps casts of the weights", "Q3.1",
-        "phase and autocast state", _autocast_cache, ("autocast-no-cache",),
+        "phase and autocast state", _autocast_cache, (),
     ),
     Rule(
         "oom.ref_cycle", "ref_cycle", "reference cycles wait for the collector", "Q2.3",
-        "memory per step", _ref_cycle, ("gc-collect",),
+        "memory per step", _ref_cycle, (),
     ),
     Rule(
         "oom.exception_holds", "exception_holds", "a caught exception keeps the failed step alive", "G0.7",
-        "number of out-of-memory events, the except block", _exception_holds, ("recover-outside",),
+        "number of out-of-memory events, the except block", _exception_holds, (),
     ),
     Rule(
         "oom.third_party_hook", "third_party_hook", "a hook or logger keeps tensors", "Q3.2",
@@ -248,10 +248,10 @@ RULES = (
     ),
     Rule(
         "oom.framework_leak", "framework_leak", "the framework itself leaks", "Q3.3",
-        "versions, survivors in the snapshot", _framework, ("upgrade",),
+        "versions, survivors in the snapshot", _framework, (),
     ),
     Rule(
         "oom.compile_graphs", "compile_graphs", "CUDA graphs hold private pools", "Q3.3",
-        "private pools of the allocator", _compile, ("compile-default", "mark-dynamic"),
+        "private pools of the allocator", _compile, (),
     ),
 )  # fmt: skip

@@ -268,7 +268,7 @@ RULES = (
     ),
     Rule(
         "oom.lib_starved", "lib_starved", "torch's cache starves a library", "G0.2",
-        "which allocator failed, what torch had reserved", _lib_starved, ("gc-threshold", "memory-fraction"),
+        "which allocator failed, what torch had reserved", _lib_starved, ("gc-threshold", "empty-cache"),
     ),
     Rule(
         "oom.masked_oom", "masked_oom", "out of memory behind another error", "G0.2",
@@ -276,7 +276,7 @@ RULES = (
     ),
     Rule(
         "oom.user_limit", "user_limit", "the program limits itself", "G0.4",
-        "the message, the source", _user_limit, ("raise-fraction",),
+        "the message, the source", _user_limit, (),
     ),
     Rule(
         "oom.host_commit", "host_commit", "host memory cannot be promised", "G0.4",

@@ -201,11 +201,11 @@ RULES = (
     Rule(
         "oom.fragmentation", "fragmentation", "free memory lies in unusable pieces", "Q2.2",
         "allocator state at the failure and a what-if replay, or the complete message", _fragmentation,
-        ("expandable", "max-split", "gc-threshold", "longest-first"),
+        ("expandable", "gc-threshold"),
     ),
     Rule(
         "oom.stream_held", "stream_held", "freed blocks wait for another stream", "G0.6",
-        "pending-free bytes of the allocator", _stream_held, ("avoid-record-streams", "limit-prefetch"),
+        "pending-free bytes of the allocator", _stream_held, (),
     ),
     Rule(
         "oom.allocator_spurious", "allocator_spurious", "a pool keeps memory that the request could use", "G0.6",

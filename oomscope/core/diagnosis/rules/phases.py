@@ -148,18 +148,18 @@ def _init_before_shard(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "oom.ckpt_full_gather", "ckpt_full_gather", "saving gathers the whole model", "Q3.1b",
-        "phase, sharding, source of the save", _full_gather, ("sharded-save",),
+        "phase, sharding, source of the save", _full_gather, (),
     ),
     Rule(
         "oom.load_duplicate", "load_duplicate", "a checkpoint is on the card twice", "Q1.1",
-        "phase, source of the load", _load_duplicate, ("load-cpu",),
+        "phase, source of the load", _load_duplicate, (),
     ),
     Rule(
         "oom.load_on_cuda0", "load_on_cuda0", "every rank loads onto cuda:0", "Q1.1",
-        "processes per GPU, source of the load", _load_on_cuda0, ("load-cpu", "set-device"),
+        "processes per GPU, source of the load", _load_on_cuda0, (),
     ),
     Rule(
         "oom.init_before_shard", "init_before_shard", "the whole model is on the card before sharding", "Q1.2",
-        "phase and sharding", _init_before_shard, ("meta-init",),
+        "phase and sharding", _init_before_shard, (),
     ),
 )  # fmt: skip

@@ -69,10 +69,10 @@ def _data_parallel(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "oom.ctx_on_cuda0", "ctx_on_cuda0", "other ranks hold a context on GPU 0", "P.1",
-        "processes per GPU, the source", _context, ("set-device",),
+        "processes per GPU, the source", _context, (),
     ),
     Rule(
         "oom.dataparallel_gather", "dataparallel_gather", "nn.DataParallel gathers on one card", "P.1",
-        "the source", _data_parallel, ("ddp",),
+        "the source", _data_parallel, (),
     ),
 )  # fmt: skip

@@ -215,7 +215,7 @@ def _absurd(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "oom.giant_transient", "giant_transient", "one giant tensor", "Q1.3",
-        "the request, the largest live block", _giant, ("fused-ce", "microbatch-exact", "sdpa"),
+        "the request, the largest live block", _giant, ("fused-ce", "microbatch-exact"),
     ),
     Rule(
         "oom.optimizer_transient", "optimizer_transient", "temporaries of the optimizer step", "Q1.6",
@@ -223,11 +223,11 @@ RULES = (
     ),
     Rule(
         "oom.cudnn_workspace", "cudnn_workspace", "a convolution's workspace", "Q1.3",
-        "the operation on the stack", _cudnn, ("cudnn-no-benchmark",),
+        "the operation on the stack", _cudnn, (),
     ),
     Rule(
         "oom.nosync_grads", "nosync_grads", "unsharded gradients under no_sync", "Q1.9",
-        "source of the accumulation", _no_sync, ("sync-each",),
+        "source of the accumulation", _no_sync, (),
     ),
     Rule(
         "oom.ddp_buckets", "ddp_buckets", "DDP holds gradients twice", "Q1.9",
