@@ -8,7 +8,7 @@ another run.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from oomscope.core.allocator.model import (
@@ -102,23 +102,21 @@ def predict_range(
     config: AllocatorConfig,
     *,
     capacity_bytes: int | None,
-    models: Iterable[str] = ("holes", "up"),
+    models: Sequence[str] = ("holes", "up"),
 ) -> Range:
-    """Peaks without a limit under several address models, and whether `capacity_bytes` is enough.
+    """The peak that a run on the card would reach, under several address models, and whether it fits.
 
-    With a limit the allocator gives unused segments back before it fails, so a peak above the capacity may
-    still fit; that is decided by a replay with the limit, under each address model.
+    Near the limit the allocator gives unused segments back before it fails. So when the recorded requests can be served
+    within `capacity_bytes`, the peak is that of a replay with the limit; when not, it is what the job would need.
     """
-    # Garbage collection acts near the limit only: without one it would never be seen.
-    limit = capacity_bytes if config.garbage_collection_threshold else None
-    free = [replay(events, config, capacity_bytes=limit, addresses=model) for model in models]
-    if limit is not None and not all(each.fits for each in free):
-        free = [replay(events, config, addresses=model) for model in models]
-    low = min(each.peak_reserved_bytes for each in free)
-    high = max(each.peak_reserved_bytes for each in free)
-    fits = None
     if capacity_bytes is not None:
-        fits = high <= capacity_bytes or all(
-            replay(events, config, capacity_bytes=capacity_bytes, addresses=model).fits for model in models
-        )
-    return Range(free[0].peak_reserved_bytes, low, high, free[0].peak_allocated_bytes, fits)
+        limited = [replay(events, config, capacity_bytes=capacity_bytes, addresses=model) for model in models]
+        if all(each.fits for each in limited):
+            return _span(limited, fits=True)
+    free = [replay(events, config, addresses=model) for model in models]
+    return _span(free, fits=None if capacity_bytes is None else False)
+
+
+def _span(replays: Sequence[Replayed], *, fits: bool | None) -> Range:
+    peaks = [each.peak_reserved_bytes for each in replays]
+    return Range(peaks[0], min(peaks), max(peaks), replays[0].peak_allocated_bytes, fits)

@@ -79,16 +79,25 @@ def search(
         max_rounds: combinations tried one after the other.
 
     Yields:
-        Combinations to predict; the first round holds the single fixes that cost little.
+        Combinations to predict; first the allocator's settings, then the single fixes that cost little.
     """
     fixes = {fix.id: fix for fix in candidates}
     ranked = sorted(candidates, key=order)
     known: dict[Combination, Outcome] = {}
-    cheap = [fix for fix in ranked if _is_cheap(fix)]
+    free = [fix for fix in ranked if not fix.runs]
+    if free:
+        known.update((yield [(fix.id,) for fix in free]))
+    if baseline.fits is False and any(_fits(known.get((fix.id,))) for fix in free if fix.risk is Risk.NONE):
+        # A setting of the allocator is enough: nothing that changes the program needs to be tried.
+        fitting = [plan for plan in known.values() if _fits(plan)]
+        fitting.sort(key=lambda outcome: cost(outcome.fixes, fixes))
+        return Found(tuple(fitting), fitting[0])
+    cheap = [fix for fix in ranked if fix.runs and _is_cheap(fix)]
     known.update((yield [(fix.id,) for fix in cheap]))
-    if len(cheap) < len(ranked) and not any(_fits(outcome) for outcome in known.values()):
+    dear = [fix for fix in ranked if fix.runs and not _is_cheap(fix)]
+    if dear and not any(_fits(outcome) for outcome in known.values()):
         # Slow fixes and those that change the training are looked at only when nothing else is enough.
-        known.update((yield [(fix.id,) for fix in ranked if not _is_cheap(fix)]))
+        known.update((yield [(fix.id,) for fix in dear]))
     effective = [fix for fix in ranked if _helps(known.get((fix.id,)), baseline)]
     if below_floor and not any(fix.id in STATIC_FIXES for fix in effective):
         return Found((), None)
