@@ -92,12 +92,18 @@ class RequestTrace:
 
     @classmethod
     def from_rows(cls, rows: Iterable[TraceRow]) -> RequestTrace:
-        """The requests behind rows of the model's tracer, from the start of a run."""
+        """The requests behind rows of the model's tracer, from the start of a run.
+
+        A call of empty_cache() shows in the contexts of the rows, where these are lists of frames.
+        """
         trace = cls()
         slots: dict[int, int] = {}
         waiting: dict[int, int] = {}
         for number, row in enumerate(rows):
-            if row.action == "alloc":
+            if row.action in ("segment_free", "segment_unmap"):
+                if _was_emptied(row.context) and trace.kind[-1:] != [CLEAR]:
+                    trace.clear(number)
+            elif row.action == "alloc":
                 slots[row.addr] = trace.ask(row.size, row.stream, row.pool, number)
             elif row.action == "oom":
                 trace.ask(row.size, row.stream, row.pool, number, TRY)
@@ -111,6 +117,12 @@ class RequestTrace:
                 else:
                     trace.give(slot, number, DONE)
         return trace
+
+
+def _was_emptied(context: object) -> bool:
+    """Whether the innermost frames of a row's stack are those of empty_cache()."""
+    frames = context if isinstance(context, list) else []
+    return any(isinstance(each, dict) and each.get("name") == "empty_cache" for each in frames[:4])
 
 
 def requests_of(replay: Replay, history: History, *, start: int = 0, stop: int | None = None) -> RequestTrace:

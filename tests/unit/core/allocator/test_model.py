@@ -345,7 +345,7 @@ def test_with_max_split_size_several_blocks_are_returned_from_the_largest_down()
 
 
 def test_returning_available_blocks_may_not_be_enough() -> None:
-    allocator, rows = traced("max_split_size_mb:64", capacity=300 * MIB)
+    allocator = make("max_split_size_mb:64", capacity=300 * MIB)
     allocator.free(allocator.malloc(70 * MIB))
     allocator.free(allocator.malloc(30 * MIB, stream=1))
     allocator.malloc(200 * MIB)
