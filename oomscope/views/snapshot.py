@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from oomscope.core.snapshot.analysis import DeviceAnalysis, Focus
 from oomscope.core.snapshot.columns import Frame, StackTable
-from oomscope.core.snapshot.groups import by_line, by_module, by_size, short_file
+from oomscope.core.snapshot.groups import by_line, by_module, by_size, frame_label
 from oomscope.core.snapshot.model import Snapshot
 from oomscope.core.snapshot.stack_rules import is_user_code, shown_frames, user_frame
 from oomscope.units import format_bytes
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
-
-_BACKWARD = re.compile(r"autograd::(?:generated::)?(\w+?)(?:Backward\d*)?(?:::|_)apply")
 
 
 def plain(text: str) -> str:
@@ -36,7 +34,7 @@ def title(snapshot: Snapshot) -> str:
             parts.append(f"{word} {value}")
     parts.append(f"torch {snapshot.torch_version}" if snapshot.torch_version else "torch version not shown")
     parts.append(count(snapshot.n_events, "event"))
-    return "  ".join(parts)
+    return " · ".join(parts)
 
 
 def moment_name(analysis: DeviceAnalysis, focus: Focus) -> str:
@@ -58,12 +56,7 @@ def moment_name(analysis: DeviceAnalysis, focus: Focus) -> str:
 
 def frame_text(frame: Frame) -> str:
     """`model.py:210 forward`, safe to print."""
-    if frame.is_python:
-        return plain(f"{short_file(frame.file)}:{frame.line} {frame.function}")
-    backward = _BACKWARD.search(frame.function)
-    if backward:
-        return f"backward of {backward.group(1)} (autograd)"
-    return plain(frame.function.split("(")[0][:100] or frame.file)
+    return plain(frame_label(frame))
 
 
 def stack_label(stacks: StackTable, stack: int) -> str:

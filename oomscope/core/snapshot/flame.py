@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from oomscope.core.snapshot.columns import Frame, StackTable
-from oomscope.core.snapshot.groups import short_file
+from oomscope.core.snapshot.groups import frame_label, short_file
 from oomscope.core.snapshot.stack_rules import shown_frames
 
 MIN_SIBLINGS = 3
@@ -57,13 +57,6 @@ class Node:
 
     def stacks_below(self) -> set[int]:
         return {stack for node in self.walk() for stack in node.stacks}
-
-
-def frame_label(frame: Frame) -> str:
-    """`model.py:210 forward` for Python, the operation for C++."""
-    if frame.is_python:
-        return f"{short_file(frame.file)}:{frame.line} {frame.function}"
-    return frame.function.split("(")[0][:80]
 
 
 def call_tree(

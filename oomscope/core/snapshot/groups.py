@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -91,6 +92,19 @@ def by_size(lives: Lifetimes, alive: BoolArray) -> list[tuple[int, int, int]]:
     power = np.ceil(np.log2(np.maximum(size, 512))).astype(np.int64)
     total, count = np.bincount(power, weights=size), np.bincount(power)
     return [(1 << each, int(total[each]), int(count[each])) for each in np.flatnonzero(count).tolist()]
+
+
+_BACKWARD = re.compile(r"autograd::(?:generated::)?(\w+?)(?:Backward\d*)?(?:::|_)apply")
+
+
+def frame_label(frame: Frame) -> str:
+    """`model.py:210 forward` for Python, the operation without its signature for C++."""
+    if frame.is_python:
+        return f"{short_file(frame.file)}:{frame.line} {frame.function}"
+    backward = _BACKWARD.search(frame.function)
+    if backward:
+        return f"backward of {backward.group(1)} (autograd)"
+    return frame.function.split("(")[0][:100] or frame.file
 
 
 def short_file(file: str) -> str:

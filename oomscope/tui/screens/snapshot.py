@@ -1,36 +1,567 @@
-"""The Snapshot screen: what was in memory, block by block."""
+"""The Snapshot screen: four linked views of one cursor, which is a moment and an allocation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.widgets import Static
+from textual.containers import Horizontal
+from textual.widgets import Input
 
+from oomscope.core.snapshot.analysis import DeviceAnalysis
+from oomscope.core.snapshot.history import sentence
+from oomscope.store.snapshots import Limits, Selection
 from oomscope.tui.actions import make_bindings
+from oomscope.tui.editor import edit
 from oomscope.tui.screens.base import BaseScreen
-from oomscope.tui.screens.snapshot_actions import SNAPSHOT_ACTIONS
+from oomscope.tui.screens.snapshot_actions import SCREEN_ACTIONS
+from oomscope.tui.screens.snapshot_work import (
+    Loaded,
+    LoadFailed,
+    LoadProgress,
+    PictureMaker,
+    PictureReady,
+    load,
+)
+from oomscope.tui.widgets.allocations import Allocations
+from oomscope.tui.widgets.frame import AlertLine, OneLine, TitleLine
+from oomscope.tui.widgets.icicle import Icicle
+from oomscope.tui.widgets.segments import SegmentMap
+from oomscope.tui.widgets.snapshot_timeline import SnapshotTimeline
+from oomscope.tui.widgets.spans import Span, columns
+from oomscope.tui.widgets.stackpane import StackPane
+from oomscope.units import format_bytes
 from oomscope.views.frame import Frame
+from oomscope.views.headline import Alert, Fact, Headline
+from oomscope.views.snapshot import plain
+from oomscope.views.snapshot_files import label_of, newest_of_rank, offered, session_files
+from oomscope.views.snapshot_picture import GROUPS, ORDERS, Painter, Picture, Wish
+
+VIEWS = ("icicle", "allocations", "segments", "stack")
+_NAMES = {"icicle": "Icicle", "allocations": "Allocations", "segments": "Segments", "stack": "Stack"}
+_MIN_ROWS = 8
+"""Fewest events that zooming in leaves in view."""
+
+
+class ViewLine(OneLine):
+    """Which view is shown, and what narrows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: Sequence[Span] = ()
+        self._right: Sequence[Span] = ()
+
+    def show(self, left: Sequence[Span], right: Sequence[Span]) -> None:
+        self._left, self._right = left, right
+        self.refresh()
+
+    def spans(self, width: int) -> Sequence[Span]:
+        return columns(self._left, self._right, width, "bar")
 
 
 class SnapshotScreen(BaseScreen):
-    """Linked views of one memory snapshot."""
+    """Timeline, icicle, allocations and segments of one memory snapshot."""
 
     MODE = "snapshot"
-    HELP = "What was in memory at one moment: over time, by allocating code, by segment, and block by block."
-    BINDINGS: ClassVar[list[BindingType]] = [*make_bindings(SNAPSHOT_ACTIONS)]
+    HELP = (
+        "What was in memory at one moment. The chart shows live bytes by category over the history, with the reserved "
+        "bytes behind; the moment is moved with ← → (shift: ten columns), p goes to the peak. The icicle divides the "
+        "live memory by calls, outermost on top; the allocations and segments are those of the same moment. What is "
+        "selected in one view is selected in the others."
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [*make_bindings(SCREEN_ACTIONS)]
+    DEFAULT_CSS = """
+    SnapshotScreen #timeline { height: 7; }
+    SnapshotScreen #upper, SnapshotScreen #lower { height: 1fr; }
+    SnapshotScreen #filter { display: none; height: 1; border: none; padding: 0 1; dock: bottom; }
+    SnapshotScreen #filter.-open { display: block; }
+    SnapshotScreen #icicle, SnapshotScreen #stack, SnapshotScreen #allocations, SnapshotScreen #segments {
+    display: none; }
+    SnapshotScreen #upper, SnapshotScreen #lower { display: none; }
+    SnapshotScreen.-view-icicle #icicle, SnapshotScreen.-view-stack #stack { display: block; }
+    SnapshotScreen.-view-icicle #upper, SnapshotScreen.-view-stack #upper { display: block; }
+    SnapshotScreen.-view-allocations #allocations, SnapshotScreen.-view-segments #segments { display: block; }
+    SnapshotScreen.-view-allocations #lower, SnapshotScreen.-view-segments #lower { display: block; }
+    SnapshotScreen.-all #timeline { height: 28%; }
+    SnapshotScreen.-all #upper, SnapshotScreen.-all #lower { display: block; }
+    SnapshotScreen.-all #icicle, SnapshotScreen.-all #stack { display: block; }
+    SnapshotScreen.-all #allocations, SnapshotScreen.-all #segments { display: block; }
+    SnapshotScreen.-all #icicle, SnapshotScreen.-all #allocations { width: 3fr; }
+    SnapshotScreen.-all #stack, SnapshotScreen.-all #segments { width: 2fr; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: list[Path] = []
+        self._path: Path | None = None
+        self._loading: Path | None = None
+        self._analyses: list[DeviceAnalysis] = []
+        self._painter: Painter | None = None
+        self._picture: Picture | None = None
+        self._wish = Wish(-1)
+        self._marks: list[int] = []
+        self._view = "icicle"
+        self._with_reserved = True
+        self._chosen = ""
+        """The view in which something was selected last: "icicle" or "allocations"."""
+        self._maker = PictureMaker(
+            self, lambda run: self.run_worker(run, thread=True, group="picture", exit_on_error=False)
+        )
+
+    # -- frame -------------------------------------------------------------------------------
 
     def compose_body(self) -> ComposeResult:
-        yield Static()
+        yield ViewLine()
+        yield SnapshotTimeline(id="timeline")
+        with Horizontal(id="upper"):
+            yield Icicle(id="icicle", classes="pane")
+            yield StackPane(id="stack", classes="pane")
+        with Horizontal(id="lower"):
+            yield Allocations(id="allocations", classes="pane")
+            yield SegmentMap(id="segments", classes="pane")
+        yield Input(placeholder="code or category", id="filter")
 
     def on_mount(self) -> None:
+        for name in VIEWS:
+            self.query_one(f"#{name}").border_title = _NAMES[name]
+        self.set_class(True, f"-view-{self._view}")
+        if self.host.snapshot_path is not None:
+            self._files = offered(self.host.snapshot_path)
+            if self._files:
+                self._open(self._files[0])
+                return
         if self.host.frame is None:
             self.show_missing("No snapshot is open.", "oomscope open FILE.pickle opens one.")
 
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
+        self.set_class(event.size.width >= 100 and event.size.height >= 32, "-all")
+
     def show_frame(self, frame: Frame) -> None:
+        model = self.host.model
+        if model is None:
+            return
+        self._files = session_files(model.session)
+        wanted = newest_of_rank(self._files, self.host.rank)
+        if wanted is None:
+            rank = f" of rank {self.host.rank}" if self._files else " in this session"
+            self.show_missing(
+                f"No memory snapshot{rank} yet.",
+                "One is written by itself when a rank runs out of memory; press s to ask every rank for one now. "
+                "A snapshot file of your own opens with: oomscope open FILE.pickle",
+            )
+            return
+        if wanted not in (self._path, self._loading):
+            self._open(wanted)
+        elif self._path == wanted and self._loading is None:
+            self.show_missing()
+
+    def refresh_frame(self) -> None:
+        if self.host.frame is not None:
+            super().refresh_frame()
+            return
+        self.query_one(TitleLine).show(self._headline())
+        self.query_one(AlertLine).show(self._alert())
+        self.refresh_footer()
+
+    def headline(self, frame: Frame) -> Headline:
+        return self._headline()
+
+    def alert(self, frame: Frame) -> Alert | None:
+        return self._alert() if self._painter is not None else frame.alert
+
+    def _headline(self) -> Headline:
+        facts = [Fact(plain((self._path or self._loading or Path("no file")).name), 9)]
+        if self._painter is not None:
+            analysis = self._painter.analysis
+            identity = analysis.snapshot.identity
+            facts += [Fact(f"rank {identity.rank}", 8)] if identity.rank is not None else []
+            facts.append(Fact(f"{len(analysis.device.events):,} events", 5))
+            facts.append(Fact(f"{format_bytes(analysis.totals.reserved)} reserved at the end", 3))
+            if analysis.history.is_usable:
+                row = analysis.peak[1] + analysis.device.skipped_events
+                facts.append(Fact(f"peak {format_bytes(analysis.peak[0])} @ event {row:,}", 7))
+        return Headline("◫", "info", "SNAPSHOT", tuple(facts))
+
+    def _alert(self) -> Alert | None:
+        if self._painter is None:
+            return None
+        analysis = self._painter.analysis
+        if analysis.ooms:
+            oom = analysis.ooms[-1]
+            free = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} free"
+            where = f"event {oom.event_index + analysis.device.skipped_events:,}"
+            live = format_bytes(oom.live_bytes)
+            return Alert(
+                "error",
+                f"out of memory at {where}: tried {format_bytes(oom.requested_bytes)}{free}, {live} live",
+            )
+        return Alert("info" if analysis.history.is_usable else "warn", sentence(analysis.history))
+
+    # -- loading -----------------------------------------------------------------------------
+
+    def _open(self, path: Path) -> None:
+        self._loading = path
         self.show_missing(
-            "No memory snapshot in this session yet.",
-            "One is written by itself when a rank runs out of memory; press s to ask every rank for one now. "
-            "A snapshot file of your own opens with: oomscope open FILE.pickle",
+            f"Reading {path.name} …", "esc leaves it; the file is read in a process of its own."
         )
+        limits, selection = self.host_options()
+        self.run_worker(
+            lambda: load(self, path, limits, selection),
+            thread=True,
+            exclusive=True,
+            group="load",
+            exit_on_error=False,
+        )
+
+    def host_options(self) -> tuple[Limits, Selection]:
+        """Limits and selection that the command line gave, if it did."""
+        found = getattr(self.host, "snapshot_options", None)
+        return found if found is not None else (Limits(), Selection())
+
+    def on_load_progress(self, message: LoadProgress) -> None:
+        if message.path == self._loading:
+            done = int(message.fraction * 30)
+            self.show_missing(
+                f"Reading {message.path.name} …", f"{'█' * done}{'·' * (30 - done)} {message.text}"
+            )
+
+    def on_load_failed(self, message: LoadFailed) -> None:
+        if message.path == self._loading:
+            self._loading = None
+            self._path = message.path
+            self._painter = None
+            self.show_missing(message.error.message, message.error.hint or "")
+            self.refresh_frame()
+
+    def on_loaded(self, message: Loaded) -> None:
+        if message.path != self._loading:
+            return
+        self._loading, self._path = None, message.path
+        self._analyses = message.analyses
+        if not any(len(each.lives) for each in message.analyses):
+            self._painter = None
+            self.show_missing(f"{message.path.name} holds no memory: no segments, no history.")
+            return
+        busiest = max(message.analyses, key=lambda each: (len(each.device.events), each.totals.reserved))
+        self.show_missing()
+        self._use(busiest)
+
+    def _use(self, analysis: DeviceAnalysis) -> None:
+        """Show one device from its most telling moment on."""
+        self._painter = Painter(analysis)
+        self._marks = []
+        stop = analysis.device.n_analysed if analysis.history.is_usable else 0
+        self._wish = replace(self._wish, row=analysis.focus.row, start=0, stop=stop, stacks=None)
+        self.refresh_frame()
+        self.call_after_refresh(self._ask)
+        if self.app.focused is None:
+            self.query_one(f"#{self._view}").focus()
+
+    def _ask(self) -> None:
+        """Ask for the picture of the current wish."""
+        if self._painter is None:
+            return
+        self._wish = replace(self._wish, width=self.query_one(SnapshotTimeline).room)
+        self._show_timeline()
+        self._show_view_line()
+        self._maker.ask(self._painter, self._wish)
+
+    def on_picture_ready(self, message: PictureReady) -> None:
+        if message.painter is not self._painter:
+            return
+        self._picture = message.picture
+        with self.app.batch_update():
+            self.query_one(Icicle).show(message.picture.tree)
+            self.query_one(Allocations).show(message.painter, message.picture)
+            self.query_one(SegmentMap).show(message.painter, message.picture)
+            self._show_timeline()
+            self._show_view_line()
+            self._show_selection()
+
+    def _show_timeline(self) -> None:
+        painter = self._painter
+        if painter is None:
+            return
+        analysis = painter.analysis
+        self.query_one(SnapshotTimeline).show(
+            self._picture.timeline if self._picture is not None else None,
+            row=self._wish.row,
+            marks=self._marks,
+            events=[oom.event_index for oom in analysis.ooms],
+            steps=analysis.steps.rows.tolist(),
+            first=analysis.device.skipped_events,
+            note="" if analysis.history.is_usable else sentence(analysis.history),
+            with_reserved=self._with_reserved,
+        )
+
+    def _show_view_line(self) -> None:
+        wish, painter = self._wish, self._painter
+        left: list[Span] = [(" ", "bar")]
+        left += [
+            (f"[{_NAMES[name]}]", "bar-key") if name == self._view else (f" {_NAMES[name]} ", "bar")
+            for name in VIEWS
+        ]
+        right: list[Span] = []
+        if wish.needle:
+            right.append((f"/{wish.needle}  ", "bar-warn"))
+        if wish.stacks is not None:
+            right.append(("only selected  ", "bar-warn"))
+        if painter is not None and len(self._analyses) > 1:
+            right.append((f"device {painter.analysis.device.device}  ", "bar"))
+        if len(self._files) > 1 and self._path is not None:
+            right.append((f"‹ {label_of(self._path)} ›  ", "bar"))
+        right.append((f"by {wish.group}  sort {wish.order} ", "bar-dim"))
+        self.query_one(ViewLine).show(left, right)
+
+    # -- selection ---------------------------------------------------------------------------
+
+    def _show_selection(self) -> None:
+        painter = self._painter
+        allocation = self.query_one(Allocations).allocation
+        if painter is None:
+            return
+        if self._chosen == "icicle":
+            self.query_one(StackPane).show_node(self.query_one(Icicle).selected)
+        elif allocation is not None:
+            self.query_one(StackPane).show_allocation(painter, allocation)
+        self.query_one(SegmentMap).light(allocation if allocation is not None else -1)
+
+    @on(Allocations.Moved, "#allocations")
+    def _allocation_moved(self) -> None:
+        self._chosen = "allocations"
+        self._show_selection()
+
+    @on(Allocations.Opened, "#allocations")
+    def _allocation_opened(self) -> None:
+        self._show_only("stack")
+
+    @on(SegmentMap.Moved, "#segments")
+    def _segment_moved(self, message: SegmentMap.Moved) -> None:
+        largest = self.query_one(SegmentMap).allocation_at(message.index)
+        if largest is not None and self.query_one(Allocations).select_allocation(largest):
+            self._chosen = "allocations"
+
+    @on(Icicle.Selected)
+    def _box_selected(self) -> None:
+        self._chosen = "icicle"
+        self._show_selection()
+        if self._wish.stacks is not None:
+            self._change(stacks=self._selected_stacks())
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        name = getattr(event.widget, "id", None)
+        if name in VIEWS and name != self._view:
+            self._show_only(name, focus=False)
+
+    def _show_only(self, name: str, *, focus: bool = True) -> None:
+        for each in VIEWS:
+            self.set_class(each == name, f"-view-{each}")
+        self._view = name
+        self._show_view_line()
+        if focus:
+            self.call_after_refresh(lambda: self.query_one(f"#{name}").focus())
+
+    def _change(self, **changes: object) -> None:
+        self._wish = replace(self._wish, **changes)  # type: ignore[arg-type]
+        self._ask()
+
+    def _selected_stacks(self) -> frozenset[int] | None:
+        if self._chosen == "icicle":
+            return frozenset(self.query_one(Icicle).selected.stacks_below())
+        allocation = self.query_one(Allocations).allocation
+        if allocation is None or self._painter is None:
+            return None
+        return frozenset({int(self._painter.analysis.lives.stack[allocation])})
+
+    # -- keys: time --------------------------------------------------------------------------
+
+    def _go(self, row: int) -> None:
+        """Move the moment, and the range with it if need be."""
+        painter = self._painter
+        if painter is None or not painter.analysis.history.is_usable:
+            return
+        last = painter.analysis.device.n_analysed - 1
+        row = max(-1, min(last, row))
+        start, stop = self._wish.start, self._wish.stop
+        if not start - 1 <= row < stop:
+            span = stop - start
+            start = max(0, min(row - span // 2, last + 1 - span))
+            stop = start + span
+        self._change(row=row, start=start, stop=stop)
+
+    def action_cursor(self, delta: int) -> None:
+        data = self._picture.timeline if self._picture is not None else None
+        column = self.query_one(SnapshotTimeline).column_of(self._wish.row)
+        if data is None or column is None:
+            self._go(self._wish.row + delta)
+            return
+        if self._wish.stop - self._wish.start <= len(data.rows):
+            self._go(self._wish.row + delta)
+            return
+        target = column + delta
+        if 0 <= target < len(data.rows):
+            self._go(int(data.rows[target]))
+        else:
+            span = (self._wish.stop - self._wish.start) // len(data.rows)
+            self._go(self._wish.row + delta * max(1, span))
+
+    def action_zoom(self, factor: int) -> None:
+        painter = self._painter
+        if painter is None or not painter.analysis.history.is_usable:
+            return
+        whole = painter.analysis.device.n_analysed
+        span = self._wish.stop - self._wish.start
+        span = max(min(_MIN_ROWS, whole), span // 2) if factor > 0 else min(whole, span * 2)
+        start = max(0, min(self._wish.row - span // 2, whole - span))
+        self._change(start=start, stop=start + span)
+
+    def action_fit(self) -> None:
+        if self._painter is None:
+            return
+        if (
+            len(self._marks) == 2
+            and self._wish.stop - self._wish.start != abs(self._marks[1] - self._marks[0]) + 1
+        ):
+            first, last = sorted(self._marks)
+            first = max(0, first)
+            self._change(start=first, stop=last + 1, row=max(first, min(last, self._wish.row)))
+            return
+        analysis = self._painter.analysis
+        self._change(start=0, stop=analysis.device.n_analysed if analysis.history.is_usable else 0)
+
+    def action_peak(self) -> None:
+        if self._painter is not None:
+            self._go(self._painter.analysis.peak[1])
+
+    def action_event(self, delta: int) -> None:
+        if self._painter is None:
+            return
+        analysis = self._painter.analysis
+        places = sorted({*analysis.steps.rows.tolist(), *(oom.event_index - 1 for oom in analysis.ooms)})
+        row = self._wish.row
+        later = [place for place in places if (place > row if delta > 0 else place < row)]
+        if later:
+            self._go(later[0] if delta > 0 else later[-1])
+        else:
+            self.notify(
+                "no step boundary or error there" if places else "no steps were found in this history"
+            )
+
+    def action_mark(self) -> None:
+        if self._wish.row in self._marks:
+            self._marks.remove(self._wish.row)
+        else:
+            self._marks = [*self._marks, self._wish.row][-2:]
+        self._show_timeline()
+
+    def action_to_mark(self) -> None:
+        others = [row for row in self._marks if row != self._wish.row]
+        if others:
+            self._go(others[0])
+
+    def on_snapshot_timeline_resized(self) -> None:
+        self._ask()
+
+    def on_snapshot_timeline_clicked(self, message: SnapshotTimeline.Clicked) -> None:
+        if self._picture is not None and message.column < len(self._picture.timeline.rows):
+            self._go(int(self._picture.timeline.rows[message.column]))
+
+    # -- keys: what is shown -----------------------------------------------------------------
+
+    def action_view(self) -> None:
+        self._show_only(VIEWS[(VIEWS.index(self._view) + 1) % len(VIEWS)])
+
+    def action_reserved(self) -> None:
+        self._with_reserved = not self._with_reserved
+        self._show_timeline()
+
+    def action_sort(self) -> None:
+        self._change(order=ORDERS[(ORDERS.index(self._wish.order) + 1) % len(ORDERS)])
+
+    def action_reverse(self) -> None:
+        self._change(reverse=not self._wish.reverse)
+
+    def action_fold(self) -> None:
+        self._change(folded=not self._wish.folded)
+
+    def action_group(self) -> None:
+        self._change(group=GROUPS[(GROUPS.index(self._wish.group) + 1) % len(GROUPS)])
+
+    def action_only(self) -> None:
+        self._change(stacks=None if self._wish.stacks is not None else self._selected_stacks())
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.add_class("-open")
+        box.value = self._wish.needle
+        box.focus()
+
+    def on_input_submitted(self, message: Input.Submitted) -> None:
+        self._close_filter()
+        self._change(needle=message.value.strip())
+
+    def _close_filter(self) -> bool:
+        box = self.query_one("#filter", Input)
+        was_open = box.has_class("-open")
+        box.remove_class("-open")
+        if was_open:
+            self.query_one("#allocations" if self.has_class("-all") else f"#{self._view}").focus()
+        return was_open
+
+    def action_device(self) -> None:
+        used = [each for each in self._analyses if len(each.lives)]
+        if self._painter is None or len(used) < 2:
+            self.notify("this snapshot shows one device")
+            return
+        at = used.index(self._painter.analysis)
+        self._use(used[(at + 1) % len(used)])
+
+    def action_file(self, delta: int) -> None:
+        if self.host.model is not None:
+            self.host.action_rank(delta)
+        elif len(self._files) > 1 and self._path in self._files:
+            self._open(self._files[(self._files.index(self._path) + delta) % len(self._files)])
+
+    def action_edit(self) -> None:
+        frame = self.query_one(StackPane).frame
+        if frame is None or not frame.file.endswith(".py"):
+            self.notify("select a line of Python first")
+        else:
+            edit(self.app, frame.file, frame.line)
+
+    def action_back(self) -> None:
+        if self._close_filter() or self.query_one(Icicle).zoom_out():
+            return
+        if self._wish.needle or self._wish.stacks is not None:
+            self._change(needle="", stacks=None)
+        elif self._marks:
+            self._marks = []
+            self._show_timeline()
+        elif self._view == "stack" and not self.has_class("-all"):
+            self._show_only("allocations")
+        elif self.host.model is not None:
+            self.host.action_go("oom")
+
+    # -- copying -----------------------------------------------------------------------------
+
+    def copy_text(self) -> str:
+        if self._painter is None:
+            return ""
+        focused = self.app.focused
+        if isinstance(focused, (Icicle, Allocations, SegmentMap, StackPane, SnapshotTimeline)):
+            return focused.plain_text()
+        return self.query_one(Icicle).plain_text()
+
+    def command_text(self) -> str:
+        if self._path is None or self._painter is None:
+            return ""
+        if not self._painter.analysis.history.is_usable:
+            return f"oomscope inspect {self._path}"
+        row = self._wish.row + self._painter.analysis.device.skipped_events
+        return f"oomscope inspect {self._path} --at event:{max(0, row)}"

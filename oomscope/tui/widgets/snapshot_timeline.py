@@ -1,0 +1,257 @@
+"""Live memory over the history, stacked by category under the reserved bytes.
+
+As in the Live timeline a cell can show two colours, text on background: the layer that ends in the cell, and
+the next one above that edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from oomscope.core.snapshot.categories import Category
+from oomscope.tui.themes import Palette, palette
+from oomscope.tui.widgets.categories import GLYPHS, STYLES
+from oomscope.tui.widgets.spans import Span, columns, pad, to_strip, width_of
+from oomscope.units import GIB, format_bytes
+from oomscope.views.snapshot_picture import Timeline
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+AXIS = 7
+_RESERVED = len(Category)
+
+
+class SnapshotTimeline(Widget, can_focus=True):
+    """The chart; the screen moves its cursor and decides what range is shown."""
+
+    DEFAULT_CSS = "SnapshotTimeline { width: 1fr; height: 1fr; min-height: 4; }"
+
+    class Clicked(Message):
+        """A column was clicked."""
+
+        def __init__(self, column: int) -> None:
+            super().__init__()
+            self.column = column
+
+    class Resized(Message):
+        """There is room for another number of columns."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._data: Timeline | None = None
+        self._row = -1
+        self._marks: tuple[int, ...] = ()
+        self._events: tuple[int, ...] = ()
+        self._steps: tuple[int, ...] = ()
+        self._first = 0
+        self._note = ""
+        self._with_reserved = True
+        self._strips: list[Strip] = []
+        self._look: object = None
+
+    def show(
+        self,
+        data: Timeline | None,
+        *,
+        row: int,
+        marks: Sequence[int] = (),
+        events: Sequence[int] = (),
+        steps: Sequence[int] = (),
+        first: int = 0,
+        note: str = "",
+        with_reserved: bool = True,
+    ) -> None:
+        """Show other data.
+
+        Args:
+            data: levels per column; None while nothing is known.
+            row: row of the cursor.
+            marks: rows that the user marked.
+            events: rows of out-of-memory events.
+            steps: rows at which steps begin.
+            first: number of the first loaded row in the file.
+            note: shown in place of the chart, such as why there is no history.
+            with_reserved: whether the chart reaches up to the reserved bytes.
+        """
+        self._data, self._row, self._marks, self._events = data, row, tuple(marks), tuple(events)
+        self._steps, self._first, self._note, self._with_reserved = tuple(steps), first, note, with_reserved
+        self._strips = []
+        self.refresh()
+
+    def put_cursor(self, row: int) -> None:
+        """Move the cursor without other data."""
+        self._row = row
+        self._strips = []
+        self.refresh()
+
+    @property
+    def room(self) -> int:
+        """Columns that fit."""
+        return max(4, self.size.width - AXIS)
+
+    def column_of(self, row: int) -> int | None:
+        """The column that shows `row`, None when it is out of range."""
+        data = self._data
+        if data is None or not len(data.rows):
+            return None
+        rows = data.rows
+        if row < rows[0] and row >= 0 and rows[0] > 0 and row < rows[0] - 1:
+            return None
+        if row > rows[-1]:
+            return len(rows) - 1
+        return max(0, min(len(rows) - 1, int(rows.searchsorted(row, side="right")) - 1))
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._strips = []
+        self.post_message(self.Resized())
+
+    # -- painting ----------------------------------------------------------------------------
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._strips = []
+
+    def render_line(self, y: int) -> Strip:
+        look = (self.size, self.app.theme, self.rich_style)
+        if not self._strips or look != self._look:
+            self._look = look
+            self._strips = self._build(palette(self.app.theme, self.rich_style))
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
+
+    def _build(self, colours: Palette) -> list[Strip]:
+        width, height = self.size
+        rows = height - 2
+        data = self._data
+        if data is None or rows < 1 or self._note:
+            note = to_strip([(" " * AXIS, ""), (self._note, "dim")], width, colours)
+            return [note, *[Strip.blank(width, colours.base)] * max(0, height - 1)]
+        head = to_strip(self._head(data, width), width, colours)
+        return [head, *self._area(data, rows, colours), to_strip(self._foot(data), width, colours)]
+
+    def _head(self, data: Timeline, width: int) -> list[Span]:
+        column = self.column_of(self._row)
+        place = f"event {self._row + self._first:,}" if self._row >= 0 else "before the first event"
+        live = int(data.levels[:, column].sum()) if column is not None else 0
+        left: list[Span] = [(f" {place} ", "key"), (f"{format_bytes(live)} live", "bold")]
+        if column is not None:
+            left.append((f"  {format_bytes(int(data.reserved[column]))} reserved", "dim"))
+        if len(self._marks) == 2:
+            a, b = sorted(self._marks)
+            left.append((f"  marked {a + self._first:,} to {b + self._first:,}", "warn"))
+        elif self._marks:
+            left.append((f"  mark at {self._marks[0] + self._first:,}", "warn"))
+        legend: list[Span] = []
+        mono = self.app.theme.endswith("mono")
+        for each in Category:
+            if data.levels[each].any():
+                legend += [(GLYPHS[each] if mono else "█", STYLES[each]), (f" {each.label}  ", "dim")]
+        return columns(left, legend, width) if width_of(left) + width_of(legend) < width else pad(left, width)
+
+    def _area(self, data: Timeline, height: int, colours: Palette) -> list[Strip]:
+        mono = colours.mono
+        top = self._top(data)
+        full = 8 * height
+        edges = data.levels.cumsum(axis=0) * full // top
+        tops = [row.tolist() for row in edges.clip(0, full)]
+        if self._with_reserved:
+            tops.append((data.reserved * full // top).clip(0, full).tolist())
+        painters = [(STYLES[each], GLYPHS[each] if mono else "█") for each in Category] + [("faint", "·")]
+        lit = {self.column_of(row): "┃" for row in self._marks}
+        lit[self.column_of(self._row)] = "│"
+        lines = []
+        for y in range(height):
+            low = (height - 1 - y) * 8
+            segments = [Segment(self._label(y, height, top), colours.style("dim"))]
+            run: list[str] = []
+            last: Style | None = None
+            for x in range(len(tops[0])):
+                glyph, style = _cell([each[x] for each in tops], low, painters, colours)
+                if x in lit:
+                    ground = style.color if glyph not in " ·▁▂▃" else None
+                    glyph, style = lit[x], colours.style("key") + Style(bgcolor=ground)
+                if style is not last:
+                    if run:
+                        segments.append(Segment("".join(run), last))
+                    run, last = [], style
+                run.append(glyph)
+            segments.append(Segment("".join(run), last))
+            lines.append(Strip(segments).adjust_cell_length(self.size.width, colours.base))
+        return lines
+
+    def _top(self, data: Timeline) -> int:
+        highest = int(data.levels.sum(axis=0).max(initial=1))
+        if self._with_reserved:
+            highest = max(highest, int(data.reserved.max(initial=1)))
+        return max(1, highest)
+
+    def _label(self, y: int, height: int, top: int) -> str:
+        if y == 0:
+            return f"{_axis(top)}┤".rjust(AXIS)
+        if height >= 7 and y == height // 2:
+            return f"{_axis(top * (height - y) / height)}┤".rjust(AXIS)
+        return "│".rjust(AXIS)
+
+    def _foot(self, data: Timeline) -> list[Span]:
+        line = ["─"] * len(data.rows)
+        for rows, glyph in ((self._steps, "┴"), (self._events, "▲"), (self._marks, "┻"), ((self._row,), "┃")):
+            for row in rows:
+                column = self.column_of(row)
+                if column is not None and data.rows[0] - 1 <= row <= data.rows[-1] + 1:
+                    line[column] = glyph
+        first = f"{int(data.rows[0]) + self._first:,} " if data.rows[0] >= 0 else ""
+        last = f" {int(data.rows[-1]) + self._first:,}"
+        text = "".join(line)
+        if len(text) > len(first) + len(last) + 8:
+            text = first + text[len(first) : len(text) - len(last)] + last
+        return [("└".rjust(AXIS), "faint"), (text, "dim")]
+
+    # -- mouse -------------------------------------------------------------------------------
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.x >= AXIS:
+            self.post_message(self.Clicked(offset.x - AXIS))
+
+    def plain_text(self) -> str:
+        """The chart as text, for copying."""
+        return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in self._strips) + "\n"
+
+
+def _axis(value: float) -> str:
+    if value >= 100 * GIB:
+        return f"{value / GIB:.0f}G"
+    return f"{value / GIB:.1f}G" if value >= GIB else f"{value / (1 << 20):.0f}M"
+
+
+def _cell(tops: list[int], low: int, painters: list[tuple[str, str]], colours: Palette) -> tuple[str, Style]:
+    """Glyph and style of one cell: the lowest layer that reaches into it, the next one behind."""
+    for number, top in enumerate(tops):
+        inside = top - low
+        if inside <= 0:
+            continue
+        style, glyph = painters[number]
+        if number == _RESERVED:
+            return glyph if inside >= 4 else " ", colours.style(style)
+        if inside >= 8 or colours.mono:
+            return (glyph if inside >= 4 else " "), colours.style(style)
+        behind = _behind(tops, number, low)
+        if behind is None:
+            return _EIGHTHS[inside], colours.style(style)
+        return _EIGHTHS[inside], colours.mixed(style, painters[behind][0])
+    return " ", colours.base
+
+
+def _behind(tops: list[int], number: int, low: int) -> int | None:
+    """The layer that fills most of a cell above layer `number`; None when most of it is empty there."""
+    best, most = None, max(0, low + 8 - max(tops[:_RESERVED]))
+    for other in range(number + 1, _RESERVED):
+        covered = min(tops[other], low + 8) - max(tops[other - 1], low)
+        if covered > most:
+            best, most = other, covered
+    return best
