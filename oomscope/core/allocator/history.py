@@ -29,6 +29,9 @@ SNAPSHOT = int(Action.SNAPSHOT)
 SEGMENT_ACTIONS = frozenset((SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP))
 RELEASE_ACTIONS = frozenset((SEGMENT_FREE, SEGMENT_UNMAP))
 
+#: Device addresses have 47 bits.
+_ADDRESS_END = 1 << 48
+
 _NAMES = {int(each): each.name.lower() for each in Action}
 
 #: `_record_memory_history(True)` in its old form, and enabled="state", keep a ring of one row: not a history.
@@ -89,9 +92,22 @@ class History:
         """Whether this is a history at all."""
         return len(self.action) >= MIN_ROWS
 
-    @property
-    def total_final(self) -> int:
-        return sum(segment.size for segment in self.segments)
+    def first_impossible(self) -> int | None:
+        """First row with an address or size that no device has; the number of rows if a final block has one."""
+        address, size = np.asarray(self.address, np.int64), np.asarray(self.size, np.int64)
+        code = np.asarray(self.action, np.uint8)
+        wrong = (address < 0) | (address >= _ADDRESS_END) | (size <= 0) | (size >= _ADDRESS_END)
+        wrong &= code <= SEGMENT_UNMAP
+        wrong |= (code == OOM) & ((size <= 0) | (size >= _ADDRESS_END))
+        if wrong.any():
+            return int(np.argmax(wrong))
+        for segment in self.segments:
+            for block in segment.blocks:
+                if not (0 <= block.address < _ADDRESS_END and 0 < block.size < _ADDRESS_END):
+                    return len(self)
+                if block.live and not 0 < block.requested <= _ADDRESS_END:
+                    return len(self)
+        return None
 
     def describe(self, row: int) -> str:
         """A row in words, for messages."""

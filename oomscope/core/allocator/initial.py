@@ -60,6 +60,7 @@ class InitialAllocator:
         self.config = config
         self.reservations = reservations
         self.ambiguities: Counter[str] = Counter()
+        self.problems: Counter[str] = Counter()
         self._on_reserve = on_reserve
         self._live = sorted(state.live)
         self._placed = 0
@@ -77,7 +78,7 @@ class InitialAllocator:
             self._fill_span(allocator, span)
         missing = len(self._live) - self._placed
         if missing:
-            self.state.problems["live blocks lie outside all segments"] += missing
+            self.problems["live blocks lie outside all segments"] += missing
         allocator.reset_peaks()
 
     def _fill_span(self, allocator: CachingAllocator, span: Span) -> None:

@@ -179,9 +179,10 @@ def _leading_frees(
     row = start - 1
     lead: list[int] = []
     while row >= 0 and kind[row] == COMPLETED:
-        lead.insert(0, row)
+        lead.append(row)
         kind[row] = -1
         row -= 1
+    lead.reverse()
     if row >= 1 and kind[row] == -1 and kind[row - 1] == FREE and history.action[row] == FREE_COMPLETED:
         kind[row - 1] = FREE_LATER
         lead.insert(0, row)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oomscope.core.allocator.history import History
-from oomscope.core.allocator.initial import UNKNOWN_POOL, InitialAllocator
+from oomscope.core.allocator.initial import OVERLAP, UNKNOWN_POOL, InitialAllocator
 from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig, AllocatorOutOfMemory, Block
 from oomscope.core.allocator.model_copy import copy_allocator
 from oomscope.core.allocator.operations import (
@@ -131,6 +131,7 @@ class Replayer:
         builder.fill(self.allocator)
         driver.reserved_bytes = self.allocator.reserved_bytes
         self.ambiguities = builder.ambiguities
+        self.problems = self.state.problems + builder.problems
         returned = self._pools.unknown_rows
         if returned:
             self.ambiguities[UNKNOWN_POOL] = returned
@@ -144,6 +145,8 @@ class Replayer:
 
     def run(self) -> Replay:
         """Replay to the end, trying other readings of ambiguous rows where the model diverges."""
+        if self.ambiguities[OVERLAP]:
+            return self._result(Diverged(0, "blocks older than the history overlap under these settings"))
         points: list[_Point] = []
         index, tries = 0, 0
         budget = MAX_REPEATED_ROWS + 2 * len(self.history)
@@ -321,7 +324,7 @@ class Replayer:
             operations=self.operations,
             readings=dict(self._readings),
             ambiguities=self.ambiguities,
-            problems=self.state.problems,
+            problems=self.problems,
             initial_owners=self._initial_owners,
             capacity_low=self.allocator.peak_reserved_bytes,
             capacity_high=driver.refused_at,
@@ -353,6 +356,20 @@ def _state(live: bool, pending: bool) -> str:
     return "pending free" if pending else "allocated" if live else "free"
 
 
-def replay(history: History, config: AllocatorConfig, *, stop: int | None = None) -> Replay:
-    """Replay `history` under `config`; see `Replayer`."""
-    return Replayer(history, config, stop=stop).run()
+def replay(
+    history: History,
+    config: AllocatorConfig,
+    *,
+    stop: int | None = None,
+    state: InitialState | None = None,
+) -> Replay:
+    """Replay `history` under `config`; see `Replayer`. Damaged histories get a result, too."""
+    row = history.first_impossible()
+    if row is None:
+        return Replayer(history, config, state=state, stop=stop).run()
+    nothing = History(history.device, [], [], [], [], [], None, [], frozenset())
+    result = Replayer(nothing, config).run()
+    result.rows, result.exact = len(history), False
+    result.divergence = Divergence(row, history.describe(row), "no such address or size")
+    result.problems["an address or size that no device has"] += 1
+    return result

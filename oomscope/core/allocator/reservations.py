@@ -10,6 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from oomscope.core.allocator.history import (
     ALLOC,
     FREE_COMPLETED,
@@ -47,15 +49,6 @@ class Span:
     mapped: list[tuple[int, int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """The first map row of a reservation, which is at its base."""
-
-    row: int
-    base: int
-    kind: Kind
-
-
 class Reservations:
     """The reservations before the first row, and where later ones appear."""
 
@@ -67,18 +60,17 @@ class Reservations:
         census = _Census(initial)
         census.follow(history, config, pools)
         self.spans = census.spans
-        self.births = census.births
-        self._birth_rows = [birth.row for birth in self.births]
+        self._births = census.births
         self.total_bytes = (census.size - 2 * config.large_segment_size) * 8 // 9
 
     def next_place(
         self, row: int, stream: int, small: bool, pool: PoolId, existing: Collection[int]
     ) -> int | None:
         """Where the next new reservation of this kind appears, from `row` on; None when none does."""
-        wanted = Kind(stream, small, pool)
-        for birth in self.births[bisect_left(self._birth_rows, row) :]:
-            if birth.kind == wanted and birth.base not in existing:
-                return birth.base
+        births = self._births.get(Kind(stream, small, pool), [])
+        for index in range(bisect_left(births, (row, 0)), len(births)):
+            if births[index][1] not in existing:
+                return births[index][1]
         return None
 
 
@@ -91,7 +83,8 @@ class _Census:
 
         All have about the same size, 1.125 times the card's memory, and do not overlap.
         """
-        self.births: list[Birth] = []
+        self.births: dict[Kind, list[tuple[int, int]]] = {}
+        """Kind -> (row, base) of the first map row of each reservation, which is at its base."""
         self.spans: list[Span] = []
         self._bases: list[int] = []
         self._kinds: dict[int, Kind] = {}
@@ -108,11 +101,15 @@ class _Census:
             self._mapped[last.base] += end - start
 
     def follow(self, history: History, config: AllocatorConfig, pools: PoolFinder) -> None:
-        for row, code in enumerate(history.action):
-            if code == SEGMENT_MAP:
-                kind = _kind_of_map(history, row, config, pools)
+        codes = np.asarray(history.action, np.uint8)
+        ends = np.nonzero((codes == ALLOC) | (codes == OOM))[0]
+        for row in np.nonzero((codes == SEGMENT_MAP) | (codes == SEGMENT_UNMAP))[0].tolist():
+            if codes[row] == SEGMENT_MAP:
+                index = int(np.searchsorted(ends, row))
+                end = int(ends[index]) if index < len(ends) else None
+                kind = _kind_of_map(history, row, end, config, pools)
                 self._map(row, history.address[row], history.size[row], kind)
-            elif code == SEGMENT_UNMAP:
+            else:
                 self._unmap(history.address[row], history.size[row])
 
     def _add(self, base: int, kind: Kind) -> None:
@@ -132,7 +129,7 @@ class _Census:
             base = self._extended_down(index + 1, address, kind)
             if base is None:
                 base = address
-                self.births.append(Birth(row, base, kind))
+                self.births.setdefault(kind, []).append((row, base))
                 self._add(base, kind)
         self._mapped[base] += size
 
@@ -170,16 +167,14 @@ class _Census:
         self._initial.pop(base, None)
 
 
-def _kind_of_map(history: History, row: int, config: AllocatorConfig, pools: PoolFinder) -> Kind:
-    """The kind of a mapped range, from the allocation that it was made for."""
-    action = history.action
-    end = row
-    while end < len(action) and action[end] not in (ALLOC, OOM):
-        end += 1
+def _kind_of_map(
+    history: History, row: int, end: int | None, config: AllocatorConfig, pools: PoolFinder
+) -> Kind:
+    """The kind of a mapped range, from the allocation at row `end` that it was made for."""
     small = history.size[row] < config.large_segment_size
-    if end < len(action):
+    if end is not None:
         size = history.size[end]
-        small = (size if action[end] == OOM else config.round_size(max(size, 1))) <= SMALL_SIZE
+        small = (size if history.action[end] == OOM else config.round_size(size)) <= SMALL_SIZE
     return Kind(history.stream[row], small, pools.of_row(row))
 
 

@@ -22,7 +22,7 @@ from oomscope.core.allocator.initial import describe_ambiguity
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.allocator.model_config import UNLIMITED
 from oomscope.core.allocator.reconstruct import reconstruct
-from oomscope.core.allocator.replay import Replay, Replayer
+from oomscope.core.allocator.replay import Replay, replay
 from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 
 #: Settings in the order they are reported, with the attribute of `AllocatorConfig`.
@@ -126,7 +126,7 @@ def verify(
     if not history.has_rows:
         adapted, _ = adapt(recorded, history, version_of(snapshot))
         return Verification(device.device, history, config or adapted, None)
-    best = Replayer(history, config).run() if config else _best(snapshot, history, recorded)
+    best = replay(history, config) if config else _best(snapshot, history, recorded)
     result = Verification(device.device, history, best.config, best)
     if best.exact:
         result.inferred = _inferred(snapshot, recorded, best.config)
@@ -139,11 +139,10 @@ def verify(
 
 def _best(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Replay:
     """The first exact replay of the candidates, else the one that got furthest."""
-    state = reconstruct(history)
+    state = reconstruct(history) if history.first_impossible() is None else None
     best: Replay | None = None
     for candidate in _candidates(snapshot, history, recorded):
-        state.problems.pop("live blocks lie outside all segments", None)
-        found = Replayer(history, candidate, state=state).run()
+        found = replay(history, candidate, state=state)
         if best is None or found.exact or found.matched > best.matched:
             best = found
         if found.exact or found.problems:
