@@ -1,4 +1,5 @@
-"""`oomscope explain`: what an out-of-memory failure says, from a log, a pasted text, a snapshot or a session."""
+"""`oomscope explain`: what an out-of-memory failure says, from a log, a pasted text, a snapshot or a session.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Everything that a session folder knows about one attempt, as evidence for the diagnosis.
 
-What is missing stays missing: a job without snapshot, without steps or without a device is judged on what it has, and the
-diagnosis says what would decide it.
+What is missing stays missing: a job without snapshot, without steps or without a device is judged on what it
+has, and the diagnosis says what would decide it.
 """
 
 from __future__ import annotations
@@ -155,10 +155,11 @@ def _read_logs(folder: Path) -> LogReading:
 def _with_messages(e: Evidence, reading: LogReading) -> Evidence:
     messages = list(reading.messages)
     text = e.exception.message if e.exception is not None and e.exception.is_oom else ""
-    own = [m for m in parse_text(f"{e.exception.type}: {text}") if m.is_oom] if text and e.exception else []
     rank = e.rank.rank if e.rank is not None else None
+    said = parse_text(f"{e.exception.type}: {text}") if text and e.exception else []
+    own = [replace(m, rank=rank, line=None) for m in said if m.is_oom]
     if own and not any(_same(own[0], m) for m in messages):
-        messages.append(replace(own[0], rank=rank, line=None))
+        messages.append(own[0])
     events = [m for m in messages if m.is_oom]
     mine = own or [m for m in events if rank is not None and m.rank == rank] or events
     message = mine[0] if mine and (e.oom is not None or e.exception is not None or not e.finished) else None

@@ -1,7 +1,7 @@
 """The allocator's state at the failure, replayed, and the same allocations under other settings.
 
-Nothing is claimed unless the model reproduces the recorded history; then other settings are tried only where perfect packing
-would have served the request, because otherwise none can help.
+Nothing is claimed unless the model reproduces the recorded history; then other settings are tried only where
+perfect packing would have served the request, because otherwise none can help.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig
 from oomscope.core.allocator.requests import requests_of
 from oomscope.core.allocator.verify import Verification, verify
 from oomscope.core.allocator.whatif import Budget, evaluate
-from oomscope.core.diagnosis.evidence import AllocatorFact, LiveGroup, OomFact, Where, WhatIf
+from oomscope.core.diagnosis.evidence import AllocatorFact, LiveGroup, OomFact, WhatIf, Where
 from oomscope.core.diagnosis.survivors import user_chain
 from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.live.evidence_source import source_line

@@ -1,4 +1,7 @@
-"""Records of an attempt as facts about its ranks. Unknown kinds and malformed fields are skipped, never trusted."""
+"""Records of an attempt as facts about its ranks.
+
+Unknown kinds and malformed fields are skipped, never trusted.
+"""
 
 from __future__ import annotations
 

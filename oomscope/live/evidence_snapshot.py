@@ -1,4 +1,6 @@
-"""A snapshot of the failing rank as facts: the live set at the failure, survivors of earlier steps, settings, pools."""
+"""A snapshot of the failing rank as facts: the live set at the failure, survivors of earlier steps, settings,
+pools.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Evidence from what people have at hand: a pasted text, a log file, a snapshot file. No session needed, and no torch."""
+"""Evidence from what people have at hand: a pasted text, a log file, a snapshot file.
+
+No session needed, and no torch.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,8 @@ def is_snapshot(head: bytes) -> bool:
     if head[:2] == b"\x1f\x8b":
         return b".pickle" in head or b".pkl" in head
     return (
-        head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html"))
-        and b"_memory_viz" in head
-        or (b"MemoryViz" in head)
-    )
+        head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")) and b"_memory_viz" in head
+    ) or (b"MemoryViz" in head)
 
 
 def reject_binary(head: bytes, name: str) -> None:
@@ -107,7 +108,9 @@ def from_reading(reading: LogReading, *, source: str, about: str = "", job: int 
 
 
 def choose(messages: Iterable[OomMessage], rank: int | None) -> OomMessage | None:
-    """The message to judge: of the first failing rank, rather an allocator's with numbers than a library's echo."""
+    """The message to judge: of the first failing rank, rather an allocator's with numbers than a library's
+    echo.
+    """
     candidates = [
         m for m in messages if m.is_oom or m.kind.endswith("_maybe_oom") or m.kind == "host_maybe_kill"
     ]

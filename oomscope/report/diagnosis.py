@@ -1,6 +1,9 @@
-"""The diagnosis as plain text for a terminal of 80 columns, and as Markdown for an issue. Colour is never needed.
+"""The diagnosis as plain text for a terminal of 80 columns, and as Markdown for an issue.
 
-Both read the JSON object (`oomscope.diagnosis/1`), so that a stored findings.json shows the same as a fresh one.
+Colour is never needed.
+
+Both read the JSON object (`oomscope.diagnosis/1`), so that a stored findings.json shows the same as a fresh
+one.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ def nothing_found(tracebacks: int, lines: int) -> str:
 
 
 def text(findings: Mapping[str, Any], *, guide: bool = False) -> str:
-    """The diagnosis for a terminal. With `guide`, what the usual flowchart says at each step, and its corrections."""
+    """The diagnosis for a terminal.
+
+    With `guide`, what the usual flowchart says at each step, and its corrections.
+    """
     lines: list[str] = []
     events = _events(findings)
     title = headline(findings)

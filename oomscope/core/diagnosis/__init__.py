@@ -1,4 +1,6 @@
-"""From any trace of an out-of-memory failure to its cause: evidence, flowchart, rules and verdict; parsing of texts.
+"""From any trace of an out-of-memory failure to its cause: evidence, flowchart, rules and verdict.
+
+Parsing of texts.
 
 diagnosis = diagnose(evidence)
 diagnosis.to_json()["verdicts"][0]["cause"]

@@ -4,10 +4,9 @@ The rules of advice, learnt from reports in which the usual hint was wrong:
 
 1. Never print a setting that is already active.
 2. Never recommend allocator settings when even perfect packing falls short.
-3. Never recommend sharding when static state is at most half of the peak, when sharding is on, or on one card.
-4. Predicted savings stand beside each fix (that is the prediction's part).
-5. Fixes that keep results bit-identical come first.
-6. Say when the evidence is not enough.
+3. Never recommend sharding when static state is at most half of the peak, when sharding is on, or on one
+card. 4. Predicted savings stand beside each fix (that is the prediction's part). 5. Fixes that keep results
+bit-identical come first. 6. Say when the evidence is not enough.
 """
 
 from __future__ import annotations
@@ -80,7 +79,8 @@ def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
     )
     if hint and e.shortfall is not None and e.shortfall > 0:
         said.append(
-            "torch's hint about fragmentation does not apply: free memory and idle cache together are smaller than the request."
+            "torch's hint about fragmentation does not apply: free memory and idle cache together are smaller than "
+            "the request."
         )
     elif hint and reason_against(e, "expandable") == "expandable_segments is already on":
         said.append(

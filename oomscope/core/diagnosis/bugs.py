@@ -116,8 +116,8 @@ def known_bug(e: Evidence, cause: str = "framework_leak") -> Bug | None:
         if bug.cause != cause or any(e.signal(name) is None for name in bug.when):
             continue
         version = versions.get(bug.package)
-        if version is None and bug.unversioned:
-            fitting.append(bug)
-        elif version is not None and is_affected(version, bug.affected):
+        if (version is None and bug.unversioned) or (
+            version is not None and is_affected(version, bug.affected)
+        ):
             fitting.append(bug)
     return max(fitting, key=lambda bug: bug.confidence, default=None)

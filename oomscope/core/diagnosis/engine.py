@@ -26,7 +26,8 @@ UNKNOWN = Rule(
 def diagnose(evidence: Evidence, *, extra_rules: Iterable[Rule] = ()) -> Diagnosis:
     """The diagnosis of `evidence`: verdicts best first, none when nothing failed and nothing is wrong.
 
-    A failure that no rule explains with at least `LIKELY` gives the verdict `oom.unknown` in front, with what is missing.
+    A failure that no rule explains with at least `LIKELY` gives the verdict `oom.unknown` in front, with what
+    is missing.
     """
     rules = (*BUILT_IN, *extra_rules)
     answers: dict[Rule, Answer] = {rule: rule.test(evidence) for rule in rules}

@@ -1,8 +1,8 @@
 """What is known about one failed (or healthy) run: every fact typed, with where it came from.
 
-Sources differ in reach: a pasted line gives a message; a log adds tracebacks and ranks; a snapshot adds what was alive; a
-session adds the series of every step. A field that no source could fill is None, and a rule that needs it says which
-capture would fill it.
+Sources differ in reach: a pasted line gives a message; a log adds tracebacks and ranks; a snapshot adds what
+was alive; a session adds the series of every step. A field that no source could fill is None, and a rule that
+needs it says which capture would fill it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The flowchart: Gate 0, the three questions of the guide, ranks, host, and what came of earlier fixes.
 
-A node that stands for causes takes its answer from their rules; the questions on top answer themselves from the evidence.
+A node that stands for causes takes its answer from their rules; the questions on top answer themselves from
+the evidence.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _ranks(e: Evidence) -> Reply:
 
 def _host(e: Evidence) -> Reply:
     if tools.is_host_only(e):
-        assert e.message is not None  # noqa: S101  # is_host_only says so
+        assert e.message is not None  # is_host_only says so
         return "yes", (Fact(e.message.text, "message"),), ()
     killed = [code for _, code in e.host.exit_codes if code in (-9, 137, 247, -7)] if e.host else []
     if killed:

@@ -123,7 +123,8 @@ class Diagnosis:
     verdicts: tuple[Verdict, ...]
     flow: tuple[FlowNode, ...]
     advice: tuple[str, ...] = field(default=())
-    """Sentences that hold whatever the cause: a hint of torch's own text that cannot help here, for instance."""
+    """Sentences that hold whatever the cause: a hint of torch's own text that cannot help here, for instance.
+    """
 
     @property
     def verdict(self) -> Verdict | None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  # one pattern a line
 """Observations read from a stack: the phase of the failure, the operation, and what the job uses."""
 
 from __future__ import annotations

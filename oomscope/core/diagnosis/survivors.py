@@ -1,7 +1,7 @@
 """What was alive at the failure, and what outlived its step, from a snapshot's analysis.
 
-Judged just before the `oom` row, not at the end of the file: a snapshot taken after the exception has unwound shows a card
-that is almost empty, and would make every shortage look like fragmentation.
+Judged just before the `oom` row, not at the end of the file: a snapshot taken after the exception has unwound
+shows a card that is almost empty, and would make every shortage look like fragmentation.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _birth_steps(time_us: IntArray, ends: StepEnds) -> IntArray:
 def _shared(chains: Sequence[Sequence[Frame]]) -> tuple[Frame | None, Frame | None]:
     """(line of the loop, innermost line) that the chains of user frames, outermost first, have in common.
 
-    Survivors of one graph are born on different lines below one loop: then the line that most chains share counts.
+    Where the chains share only the way into the loop's function (`main()`), the line of that function from
+    which most of them come counts; lines of a module's forward are below the loop, and never stand for it.
     """
     useful = [chain for chain in chains if chain]
     if not useful:
@@ -135,11 +136,25 @@ def _shared(chains: Sequence[Sequence[Frame]]) -> tuple[Frame | None, Frame | No
         if any(frame != frames[0] for frame in frames):
             break
         common.append(frames[0])
-    depth = len(common)
-    if depth == min(len(chain) for chain in useful):
-        return common[min(depth, 2) - 1], common[-1]
-    counts: dict[Frame, int] = {}
-    for chain in useful:
-        counts[chain[depth]] = counts.get(chain[depth], 0) + 1
-    best = max(counts, key=lambda frame: counts[frame])
-    return best, best
+    following = [chain[len(common)] for chain in useful if len(chain) > len(common)]
+    usual = max(dict.fromkeys(following), key=following.count, default=None)
+    if not common:
+        return usual, usual
+    loop = _outside_modules(common)
+    if usual is not None and loop is common[-1] and usual.file == loop.file and not _is_module_code(usual):
+        return usual, usual
+    return loop, common[-1]
+
+
+def _outside_modules(common: Sequence[Frame]) -> Frame:
+    """The innermost shared frame above any module's forward."""
+    loop = common[0]
+    for frame in common:
+        if _is_module_code(frame):
+            break
+        loop = frame
+    return loop
+
+
+def _is_module_code(frame: Frame) -> bool:
+    return frame.function in ("forward", "__call__", "training_step")

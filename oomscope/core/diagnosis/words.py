@@ -1,8 +1,9 @@
+# ruff: noqa: E501  # one pattern a line
 """Observations read from what a person writes about a failure, in their own words.
 
-An issue or a chat message often says what no error text does: "after the first epoch", "only when resuming", "with FSDP", "keeps
-growing". Such words are weak evidence: they carry a strength below that of anything measured, and rules never reach full
-confidence on them alone.
+An issue or a chat message often says what no error text does: "after the first epoch", "only when resuming",
+"with FSDP", "keeps growing". Such words are weak evidence: they carry a strength below that of anything
+measured, and rules never reach full confidence on them alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a script uses, read from its source: sharding, launchers, autocast, checkpointing. Names are those of `Signal`."""
+# ruff: noqa: E501  # one pattern a line
+"""What a script uses, read from its source: sharding, launchers, autocast, checkpointing.
+
+Names are those of `Signal`.
+"""
 
 from __future__ import annotations
 

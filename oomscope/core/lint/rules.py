@@ -196,7 +196,9 @@ def eval_no_grad(script: Script) -> Iterator[Finding]:
 
 
 def load_device(script: Script) -> Iterator[Finding]:
-    """torch.load without map_location puts tensors back where they were saved from: often cuda:0 for all ranks."""
+    """torch.load without map_location puts tensors back where they were saved from: often cuda:0 for all
+    ranks.
+    """
     for call, name in zip(script.calls, script.names, strict=True):
         if name == "torch.load" and keyword(call, "map_location") is None and len(call.args) < 2:
             yield script.finding(
@@ -319,7 +321,9 @@ def memory_fraction(script: Script) -> Iterator[Finding]:
 
 
 def caught_oom(script: Script) -> Iterator[Finding]:
-    """The recovery runs inside the except block, where the exception still holds the frames and their tensors."""
+    """The recovery runs inside the except block, where the exception still holds the frames and their
+    tensors.
+    """
     for node in script.nodes:
         if not isinstance(node, ast.ExceptHandler) or node.type is None:
             continue

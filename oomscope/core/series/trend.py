@@ -1,7 +1,10 @@
-"""What a per-step series does: growth with an interval, plateau, saw-tooth, or nothing; and how many steps are left.
+"""What a per-step series does: growth with an interval, plateau, saw-tooth, or nothing.
 
-The value to watch is the *low* of each step (allocated bytes when a step ends): what is alive then has outlived its step.
-Plain Python: a series has at most a few thousand buckets, and `explain` must not load numpy for it.
+And how many steps are left.
+
+The value to watch is the *low* of each step (allocated bytes when a step ends): what is alive then has
+outlived its step. Plain Python: a series has at most a few thousand buckets, and `explain` must not load
+numpy for it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ NOISE_BYTES = MIB
 NOISE_SHARE = 0.005
 """Rises below half a percent of the level over the whole series are noise."""
 
-#: Two-sided 95 % quantiles of Student's t by degrees of freedom. Source: any table; beyond 30 the normal value.
+#: Two-sided 95 % quantiles of Student's t by degrees of freedom. Source: any table; beyond 30 the normal
+#: value.
 _T95 = (
     12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09,
     2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04,
@@ -53,7 +57,10 @@ class Trend:
         return self.kind == "leak"
 
     def steps_until(self, limit: float, level: float | None = None) -> float | None:
-        """Steps until `level` (default: the last value) reaches `limit` at this slope; None without growth."""
+        """Steps until `level` (default: the last value) reaches `limit` at this slope.
+
+        None without growth.
+        """
         if self.kind != "leak" or self.slope <= 0:
             return None
         return max(0.0, (limit - (self.last if level is None else level)) / self.slope)
@@ -79,8 +86,8 @@ def _fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]
 def judge(steps: Sequence[int], values: Sequence[float | None], *, warm_up: int = WARM_UP_STEPS) -> Trend:
     """The trend of `values` over increasing `steps`; missing values (None) are skipped.
 
-    A leak must rise in most steps with an interval above zero; a plateau rises and then stays within noise for at least
-    the last third; a saw-tooth falls at least twice by most of what it had risen.
+    A leak must rise in most steps with an interval above zero; a plateau rises and then stays within noise
+    for at least the last third; a saw-tooth falls at least twice by most of what it had risen.
     """
     points = [(s, float(v)) for s, v in zip(steps, values, strict=True) if v is not None and s >= warm_up]
     if len(points) < MIN_STEPS:
@@ -102,9 +109,11 @@ def _kind(
     drops = _drops(ys, spread)
     if len(drops) >= 2:
         return "sawtooth", (xs[drops[-1]] - xs[drops[0]]) / (len(drops) - 1)
-    tail = ys[-max(3, len(ys) // 3) :]
+    length = max(3, len(ys) // 3)
+    tail = ys[-length:]
     rose = ys[-1] - ys[0]
-    if rose > noise and max(tail) - min(tail) <= noise and len(ys) >= 6:
+    stopped = max(tail) - min(tail) <= noise and _fit(xs[-length:], tail)[0] < 0.3 * slope
+    if rose > noise and stopped and len(ys) >= 6:
         return "plateau", None
     rising = sum(1 for a, b in zip(ys, ys[1:], strict=False) if b > a) / (len(ys) - 1)
     if slope - half > 0 and rose > noise and (r2 >= 0.9 or (rising >= 0.8 and r2 >= 0.6)):

@@ -1,4 +1,7 @@
-"""The rules, one group of related causes per module; each rule is one `Rule` with a test and a page of docs."""
+"""The rules, one group of related causes per module.
+
+Each rule is one `Rule` with a test and a page of docs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from oomscope.core.diagnosis.rules import (
     transient,
 )
 
-#: Of two findings with the same confidence the earlier rule stands first: gate, phases, peaks, packing, capacity, growth, host.
+#: Of two findings with the same confidence the earlier rule stands first: gate, phases, peaks, packing,
+#: capacity, growth, host.
 BUILT_IN: tuple[Rule, ...] = (
     *outside.RULES,
     *transient.RULES,

@@ -1,4 +1,6 @@
-"""The job simply needs more than the card has: activations, static state, the first optimizer step, the longest batch."""
+"""The job simply needs more than the card has: activations, static state, the first optimizer step, the
+longest batch.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def _activations(e: Evidence) -> Answer:
     top = next((group.where for group in _top_activations(e) if group.where), None)
     return Finding(
         confidence,
-        f"Parameters, gradients and optimizer state fit; the activations kept for backward do not. They grow with batch size and "
+        "Parameters, gradients and optimizer state fit; the activations kept for backward do not. They grow with "
+        "batch size and "
         f"sequence length, and hold {part:.0%} of what was alive.",
         evidence,
         where=top,
@@ -81,7 +84,10 @@ def _static_fact(e: Evidence) -> Fact | None:
 
 
 def _activations_by_text(e: Evidence) -> Answer:
-    """From the message alone: live tensors fill the card; what they are cannot be seen, so this stays a likelihood."""
+    """From the message alone: live tensors fill the card.
+
+    What they are cannot be seen, so this stays a likelihood.
+    """
     if e.arithmetic is None or not e.arithmetic.tags:
         return Undecided((t.NUMBERS, t.MODEL))
     short = e.tag("short_without_fragmentation") or e.tag("defragmentation_minor")
@@ -91,7 +97,8 @@ def _activations_by_text(e: Evidence) -> Answer:
     if late is not None and t.share(e.allocated, e.capacity) >= 0.9:
         return Finding(
             0.55,
-            "The card is almost full of live tensors all the time; a small request more is enough to fail at any moment.",
+            "The card is almost full of live tensors all the time; a small request more is enough to fail at any "
+            "moment.",
             t.facts(t.request_fact(e), t.heard(late), t.shortfall_fact(e)),
             (t.SERIES,),
         )
@@ -102,7 +109,8 @@ def _activations_by_text(e: Evidence) -> Answer:
         confidence -= 0.2
     return Finding(
         confidence,
-        "torch's own live tensors fill the card, and no packing would have served the request. In forward or backward that is "
+        "torch's own live tensors fill the card, and no packing would have served the request. In forward or "
+        "backward that is "
         "usually the activations.",
         t.facts(
             t.request_fact(e),
@@ -133,7 +141,8 @@ def _state_lazy(e: Evidence) -> Answer:
         if t.share(e.model.static_bytes, e.allocated) >= 0.5:
             return Finding(
                 0.8,
-                "The first step passed because Adam's state did not exist yet: it is made in the first optimizer.step(), and the "
+                "The first step passed because Adam's state did not exist yet: it is made in the first "
+                "optimizer.step(), and the "
                 "second forward meets a card that is fuller by it.",
                 t.facts(
                     t.request_fact(e),
@@ -157,7 +166,8 @@ def _in_first_step(e: Evidence, in_init: bool) -> Answer:
     confidence = 0.92 if in_init else 0.85 if first else 0.62
     return Finding(
         confidence,
-        "The optimizer makes its state in the first step(); until then the job looked smaller than it is. For Adam that is twice "
+        "The optimizer makes its state in the first step(); until then the job looked smaller than it is. For Adam "
+        "that is twice "
         "the parameters in their own type.",
         t.facts(
             t.request_fact(e),
@@ -183,7 +193,8 @@ def _static(e: Evidence) -> Answer:
         if part >= 0.85:
             return Finding(
                 0.88,
-                f"Parameters, gradients and optimizer state alone take {part:.0%} of the card: nothing is left for activations. "
+                f"Parameters, gradients and optimizer state alone take {part:.0%} of the card: nothing is left for "
+                "activations. "
                 "Only less state per card helps: sharding, a smaller or frozen model, 8-bit state, or a larger card.",
                 evidence,
             )
@@ -228,7 +239,8 @@ def _longest(e: Evidence) -> Answer:
     if late is not None and full and e.signal("says:growing") is None and e.phase is None:
         return Finding(
             0.52,
-            "Thousands of steps passed on a nearly full card, and a small request fails without growth: the longest sample so "
+            "Thousands of steps passed on a nearly full card, and a small request fails without growth: the longest "
+            "sample so "
             "far is the usual reason.",
             t.facts(t.heard(late), t.request_fact(e)),
             (t.SERIES,),
@@ -253,7 +265,8 @@ def _by_correlation(e: Evidence, sizes: list[float], peaks: list[float]) -> Answ
         return Excluded(evidence)
     return Finding(
         0.93 if rho >= 0.9 else 0.85,
-        "The memory of a step follows the size of its batch, and the batch that failed is larger than those before: cap the "
+        "The memory of a step follows the size of its batch, and the batch that failed is larger than those before: "
+        "cap the "
         "length, bucket by it, or set the batch by tokens.",
         evidence,
     )

@@ -1,4 +1,7 @@
-"""Memory that grows from step to step: graphs, containers, cycles, exceptions, hooks, frameworks; and growth that is none."""
+"""Memory that grows from step to step: graphs, containers, cycles, exceptions, hooks, frameworks.
+
+And growth that is none.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,11 @@ def _is_growing(e: Evidence) -> bool:
 def _looks_like_graph(e: Evidence) -> bool:
     """Many stacks of forward survive per step: the saved tensors of a graph, not one list of results."""
     g = e.growth
-    return g is not None and g.stacks >= 3 and "activation" in g.categories
+    if g is None or g.stacks < 3:
+        return False
+    # Without a backward in the history nobody can tell saved tensors from other results; then the source
+    # decides.
+    return "activation" in g.categories or e.lint_of(*GRAPH_LINT) is not None
 
 
 def _graph(e: Evidence) -> Answer:
@@ -87,8 +94,8 @@ def _graph_measured(e: Evidence, lint: LintFact | None) -> Answer:
     confidence = 0.96 if graph and lint else 0.88 if graph else 0.8 if lint else 0.45
     return Finding(
         confidence,
-        "Each step leaves tensors behind that still hold their autograd graph, and with it the activations saved for backward."
-        + (f" The script keeps them at {lint.where.place}." if lint else ""),
+        "Each step leaves tensors behind that still hold their autograd graph, and with it the activations saved for "
+        "backward." + (f" The script keeps them at {lint.where.place}." if lint else ""),
         evidence,
         () if growth else (t.SNAPSHOT,),
         where=where,
@@ -127,7 +134,8 @@ def _container(e: Evidence) -> Answer:
         where: Where | None = lint.where if lint else (growth.where or growth.caller) if growth else None
         return Finding(
             0.9 if growth and lint else 0.82 if growth else 0.6,
-            "Each step leaves results behind: a list, a metric or a buffer holds them on the device. No graph hangs on them.",
+            "Each step leaves results behind: a list, a metric or a buffer holds them on the device. No graph hangs "
+            "on them.",
             evidence,
             () if growth else (t.SNAPSHOT,),
             where=where,
@@ -148,7 +156,8 @@ def _plateau(e: Evidence) -> Answer:
     if said is not None and not e.failed:
         return Finding(
             0.85,
-            "Memory rose and then stayed: the cache, workspaces and the largest batch so far. This is not a leak; nothing needs to "
+            "Memory rose and then stayed: the cache, workspaces and the largest batch so far. This is not a leak; "
+            "nothing needs to "
             "be mended.",
             (t.heard(said),),
             fixes=(),

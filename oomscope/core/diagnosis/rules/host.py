@@ -1,4 +1,6 @@
-"""Host memory: copies per rank, loader workers, offloaded state, /dev/shm, and limits of cgroups and schedulers."""
+"""Host memory: copies per rank, loader workers, offloaded state, /dev/shm, and limits of cgroups and
+schedulers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def _per_rank(e: Evidence) -> Answer:
     if len(rss) >= 2 and total and sum(rss) >= 0.8 * total and before_steps:
         return Finding(
             0.9,
-            f"{len(rss)} ranks together used {t.size(sum(rss))} of {t.size(total)} before the first step: each loads its own copy of the "
+            f"{len(rss)} ranks together used {t.size(sum(rss))} of {t.size(total)} before the first step: each loads "
+            "its own copy of the "
             "weights. Load on the meta device, memory-map the file, or load on rank 0 and broadcast.",
             (Fact(f"peaks of the ranks: {t.size(min(rss))} to {t.size(max(rss))}", "ranks", sum(rss)),),
         )
@@ -68,7 +71,8 @@ def _workers(e: Evidence) -> Answer:
         flat = e.rss_trend is None or not e.rss_trend.is_leak
         return Finding(
             0.88 if flat else 0.6,
-            "The loader workers' own memory grows while the trainer's does not: reading Python objects changes their reference counts, "
+            "The loader workers' own memory grows while the trainer's does not: reading Python objects changes their "
+            "reference counts, "
             "and each worker ends up with its own copy of the data set. Keep it in numpy arrays or one bytes object.",
             (Fact(f"workers grow by {t.size(trend.slope)} per reading", "host", round(trend.slope)),),
         )
@@ -89,10 +93,11 @@ def _offload(e: Evidence) -> Answer:
     if excluded is not None:
         return excluded
     offload = e.signal("uses:offload")
-    if offload is not None and _is_host(e) or offload is not None and e.signal("uses:wsl") is not None:
+    if (offload is not None and _is_host(e)) or (offload is not None and e.signal("uses:wsl") is not None):
         return Finding(
             0.78,
-            "State that is offloaded needs 12 to 16 bytes of host memory per parameter, much of it pinned, and pinned memory has limits "
+            "State that is offloaded needs 12 to 16 bytes of host memory per parameter, much of it pinned, and "
+            "pinned memory has limits "
             "of its own.",
             (t.heard(offload),),
             (t.HOST,),
@@ -108,11 +113,12 @@ def _offload(e: Evidence) -> Answer:
 
 def _shm(e: Evidence) -> Answer:
     if _kind(e) == "shm":
-        assert e.message is not None  # noqa: S101  # _kind says so
+        assert e.message is not None  # _kind says so
         size = e.host.shm_total if e.host is not None else None
         return Finding(
             0.93,
-            "/dev/shm is full: loader workers hand their batches over through it. Raise it (docker --shm-size), use fewer workers, or "
+            "/dev/shm is full: loader workers hand their batches over through it. Raise it (docker --shm-size), use "
+            "fewer workers, or "
             "smaller batches in flight." + (f" It is {t.size(size)} here." if size else ""),
             (Fact(e.message.text, "message"),),
         )
@@ -129,10 +135,11 @@ def _shm(e: Evidence) -> Answer:
 
 def _cgroup(e: Evidence) -> Answer:
     if _kind(e) in _LIMITED:
-        assert e.message is not None  # noqa: S101  # _kind says so
+        assert e.message is not None  # _kind says so
         return Finding(
             0.93,
-            "The limit of the container or the scheduler was hit, while the machine itself may have had memory left. Ask for more, or "
+            "The limit of the container or the scheduler was hit, while the machine itself may have had memory left. "
+            "Ask for more, or "
             "use less per process.",
             (Fact(e.message.text, "message"),),
             (t.HOST,),

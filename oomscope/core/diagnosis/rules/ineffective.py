@@ -32,8 +32,8 @@ def _fix(e: Evidence) -> Answer:
         worst = bad[0]
         return Finding(
             0.9,
-            f"{worst.fix} saved {t.size(worst.measured_saving or 0)} where {t.size(worst.predicted_saving)} were predicted. "
-            + (worst.reason or _WHY.get(worst.fix, "")),
+            f"{worst.fix} saved {t.size(worst.measured_saving or 0)} where {t.size(worst.predicted_saving)} were "
+            "predicted. " + (worst.reason or _WHY.get(worst.fix, "")),
             (Fact(f"{worst.fix} reached less than half of its prediction", "rerun", worst.measured_saving),),
         )
     if e.outcomes:
@@ -57,7 +57,8 @@ def _shard(e: Evidence) -> Answer:
     if said is not None and sharded is not None and e.signal("uses:checkpointing", "says:no_sync") is None:
         return Finding(
             0.76,
-            "Sharding divides static state only, and only between its units. With one unit around the whole model all of it is "
+            "Sharding divides static state only, and only between its units. With one unit around the whole model "
+            "all of it is "
             "gathered at once; and activations are not divided at all.",
             (t.heard(said), t.heard(sharded)),
             (t.MODEL, t.SNAPSHOT),
@@ -68,7 +69,8 @@ def _shard(e: Evidence) -> Answer:
         if part >= 0.7:
             return Finding(
                 0.55,
-                f"The job is sharded, but {part:.0%} of what was alive are activations, which sharding does not divide.",
+                f"The job is sharded, but {part:.0%} of what was alive are activations, which sharding does not "
+                "divide.",
                 t.facts(t.heard(sharded), Fact(f"{t.size(live)} are activations", "model", live)),
             )
         return Excluded((Fact(f"activations are {part:.0%} of what was alive", "model", live),))

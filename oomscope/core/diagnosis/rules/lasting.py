@@ -1,4 +1,6 @@
-"""Memory that outlives its use for other reasons than a list of losses: evaluation, casts, cycles, exceptions, hooks, frameworks."""
+"""Memory that outlives its use for other reasons than a list of losses: evaluation, casts, cycles,
+exceptions, hooks, frameworks.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ def _autocast_cache(e: Evidence) -> Answer:
 
 
 _CAST = (
-    "Inside one autocast region each weight's low-precision copy is cached until the region ends; without gradients the copies pile "
+    "Inside one autocast region each weight's low-precision copy is cached until the region ends; without gradients "
+    "the copies pile "
     "up or are made again and again. cache_enabled=False, or shorter regions, keep them from staying."
 )
 
@@ -110,7 +113,8 @@ def _ref_cycle(e: Evidence) -> Answer:
     if trend is not None and trend.kind == "sawtooth":
         return Finding(
             0.85,
-            "Memory rises and falls with Python's garbage collector: the tensors sit in reference cycles, and only the collector "
+            "Memory rises and falls with Python's garbage collector: the tensors sit in reference cycles, and only "
+            "the collector "
             "frees them.",
             t.facts(t.trend_fact(e)),
         )
@@ -134,7 +138,8 @@ def _exception_holds(e: Evidence) -> Answer:
     if repeated and e.oom is not None:
         return Finding(
             0.9 if lint else 0.6,
-            "An out-of-memory error was caught before this one. While its exception is alive, its traceback keeps the frames of the "
+            "An out-of-memory error was caught before this one. While its exception is alive, its traceback keeps "
+            "the frames of the "
             "failed step and all their tensors: leave the except block before trying again.",
             t.facts(
                 Fact(f"{e.oom.count} out-of-memory events in this process", "allocator", e.oom.count),
@@ -158,7 +163,8 @@ def _hook(e: Evidence) -> Answer:
     if growth is not None and growth.where is None and e.trend is not None and e.trend.is_leak:
         return Finding(
             0.6,
-            "What outlives its step was allocated by installed code, not by the script: a hook, callback or logger keeps it.",
+            "What outlives its step was allocated by installed code, not by the script: a hook, callback or logger "
+            "keeps it.",
             t.facts(t.trend_fact(e), t.growth_fact(growth)),
         )
     hooks = e.signal("uses:hooks")
@@ -201,7 +207,8 @@ def _compile(e: Evidence) -> Answer:
     if part >= 0.25:
         return Finding(
             0.82,
-            "CUDA graphs hold their memory in private pools that other allocations cannot use. Each new shape or graph adds one.",
+            "CUDA graphs hold their memory in private pools that other allocations cannot use. Each new shape or "
+            "graph adds one.",
             (Fact(f"{t.size(private)} ({part:.0%}) lie in private pools", "message", private),),
         )
     graphs = e.signal("uses:cuda_graph")

@@ -8,7 +8,9 @@ from oomscope.core.diagnosis.rules import tools as t
 from oomscope.units import MIB
 
 _SMALL_PART = 0.05
-"""A request below this part of the free memory is refused by no limit on the card: something beside the card is exhausted."""
+"""A request below this part of the free memory is refused by no limit on the card: something beside the card
+is exhausted.
+"""
 _TORCH_KEEPS = Missing("what torch had reserved and allocated at that moment", t.RUN)
 
 
@@ -38,7 +40,8 @@ def _other_process(e: Evidence) -> Answer:
     if said is not None:
         return Finding(
             0.8,
-            "Memory is held that no visible process owns: a process in another container or namespace, or one that died and is not "
+            "Memory is held that no visible process owns: a process in another container or namespace, or one that "
+            "died and is not "
             "reaped yet.",
             (t.heard(said),),
             (t.PROCESSES,),
@@ -55,12 +58,13 @@ def _other_process(e: Evidence) -> Answer:
 
 def _by_arithmetic(e: Evidence) -> Answer:
     a = e.arithmetic
-    assert a is not None and a.other is not None  # noqa: S101, PT018  # the tag says so
+    assert a is not None and a.other is not None  # noqa: PT018  # the tag says so
     if e.message is not None and e.message.allocated_bytes is not None and a.own_other is not None:
         if a.foreign is not None and a.foreign < 0.5 * a.other:
             return Finding(
                 0.45,
-                "Much of the card is used by this very process, outside torch's allocator: libraries, NCCL, or another framework.",
+                "Much of the card is used by this very process, outside torch's allocator: libraries, NCCL, or "
+                "another framework.",
                 (Fact(f"{t.size(a.own_other)} of this process lie outside torch", "message", a.own_other),),
                 (t.PROCESSES,),
             )
@@ -71,7 +75,8 @@ def _by_arithmetic(e: Evidence) -> Answer:
     confidence = (0.88 if known else 0.78) - (0.25 if ranks else 0.0)
     return Finding(
         confidence,
-        f"{t.size(held)} of the card are used outside this process's allocator. Find out whose they are before changing the job: a "
+        f"{t.size(held)} of the card are used outside this process's allocator. Find out whose they are before "
+        "changing the job: a "
         "neighbour, a zombie, another rank of this job, or a viewer.",
         t.facts(
             Fact(f"capacity − free − torch's own = {t.size(a.other)}", "message", a.other),
@@ -87,7 +92,8 @@ def _lib_starved(e: Evidence) -> Answer:
     nccl = e.signal("says:nccl_oom")
     idle = e.signal("says:low_share_allocated")
     text = (
-        "A library that allocates beside torch found nothing left: torch's cache keeps what it has reserved. Leave room "
+        "A library that allocates beside torch found nothing left: torch's cache keeps what it has reserved. Leave "
+        "room "
         "(set_per_process_memory_fraction, garbage_collection_threshold), or warm the library up before the peak."
     )
     if kind == "nccl_oom" or nccl is not None:
@@ -104,7 +110,7 @@ def _lib_starved(e: Evidence) -> Answer:
         )
         return Finding(0.88, text, evidence, () if idle else (_TORCH_KEEPS,))
     if kind in ("cublas_alloc", "cudnn_alloc", "cusolver_alloc", "cufft_alloc"):
-        assert e.message is not None  # noqa: S101  # kind comes from it
+        assert e.message is not None  # kind comes from it
         return Finding(0.78, text, (Fact(e.message.text, "message"),), (_TORCH_KEEPS, t.PROCESSES))
     said = e.signal("says:library_init")
     helped = e.signal("says:more_gpus_help")
@@ -133,7 +139,8 @@ def _masked(e: Evidence) -> Answer:
         text = e.message.text if e.message is not None else ""
         return Finding(
             0.87,
-            "An assertion failed while torch was putting the out-of-memory message together: underneath it is an ordinary "
+            "An assertion failed while torch was putting the out-of-memory message together: underneath it is an "
+            "ordinary "
             "out-of-memory error, often on a MIG slice.",
             t.facts(Fact(text, "message") if text else None, t.heard(said) if said else None),
             (_TORCH_KEEPS,),
@@ -148,7 +155,8 @@ def _masked(e: Evidence) -> Answer:
             return Excluded((Fact("torch's allocator reported it as well", "allocator"),))
         return Finding(
             0.4,
-            "The driver reports it, not torch's allocator: pinned memory, a CUDA graph, expandable segments, a context that finds the "
+            "The driver reports it, not torch's allocator: pinned memory, a CUDA graph, expandable segments, a "
+            "context that finds the "
             "card full, or a limit on the address space (ulimit -v).",
             (Fact(e.message.text, "message"),),
             (_TORCH_KEEPS, t.PROCESSES, Missing("the limit on the address space", "ulimit -v")),
@@ -201,7 +209,8 @@ def _host_commit(e: Evidence) -> Answer:
     if e.message is not None and e.message.kind == "host_commit":
         return Finding(
             0.93,
-            "Windows could not promise the memory: the paging file is too small. Every process commits its copy of CUDA's libraries.",
+            "Windows could not promise the memory: the paging file is too small. Every process commits its copy of "
+            "CUDA's libraries.",
             (Fact(e.message.text, "message"),),
         )
     if not _refused(e):
@@ -217,14 +226,16 @@ def _host_commit(e: Evidence) -> Answer:
     if windows:
         return Finding(
             0.78,
-            "On Windows and WSL every device allocation needs as much commit of host memory; that ran out, not the card.",
+            "On Windows and WSL every device allocation needs as much commit of host memory; that ran out, not the "
+            "card.",
             (t.request_fact(e),),
             (t.HOST,),
         )
     if small and e.message is not None and e.message.backend == "cuda":
         return Finding(
             0.4,
-            "A small request was refused beside much free memory: host memory that could not be promised (Windows), or a driver fault.",
+            "A small request was refused beside much free memory: host memory that could not be promised (Windows), "
+            "or a driver fault.",
             (t.request_fact(e),),
             (t.HOST,),
         )
@@ -254,7 +265,8 @@ def _limit(e: Evidence) -> Answer:
         confidence = 0.4
     return Finding(
         confidence,
-        f"{t.size(e.free)} were free and {t.size(e.requested)} were refused: a limit (MIG slice, MPS, cgroup, driver) or a driver "
+        f"{t.size(e.free)} were free and {t.size(e.requested)} were refused: a limit (MIG slice, MPS, cgroup, "
+        "driver) or a driver "
         "fault. Neither a smaller batch nor allocator settings are the cure.",
         (t.request_fact(e),),
         (t.HOST, Missing("limits of the device: MIG, MPS, driver log", "nvidia-smi -q; dmesg")),

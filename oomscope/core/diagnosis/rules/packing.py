@@ -1,4 +1,6 @@
-"""The bytes were there and could not be used: fragmentation, blocks held by streams, and pools that do not share."""
+"""The bytes were there and could not be used: fragmentation, blocks held by streams, and pools that do not
+share.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def _fragmentation(e: Evidence) -> Answer:
 
 def _by_replay(e: Evidence) -> Answer:
     a = e.allocator
-    assert a is not None  # noqa: S101  # the caller checked
+    assert a is not None  # the caller checked
     fitting = [w for w in a.what_ifs if w.fits]
     evidence = t.facts(
         t.request_fact(e),
@@ -59,7 +61,8 @@ def _by_replay(e: Evidence) -> Answer:
         growth = t.trend_fact(e)
         return Finding(
             0.35,
-            "Packed better, this one request would have fitted; memory grows all the same, and a step later nothing would.",
+            "Packed better, this one request would have fitted; memory grows all the same, and a step later nothing "
+            "would.",
             t.facts(*evidence, growth),
             fixes=(),
         )
@@ -68,7 +71,8 @@ def _by_replay(e: Evidence) -> Answer:
     pin = a.pins[0] if a.pins else None
     return Finding(
         confidence,
-        "Enough memory was free, but in pieces that no single request could use. Blocks of changing sizes leave holes between "
+        "Enough memory was free, but in pieces that no single request could use. Blocks of changing sizes leave "
+        "holes between "
         "live ones, and the cache cannot be given back while a live block sits in each segment.",
         evidence,
         fixes=None,
@@ -106,7 +110,8 @@ def _by_numbers(e: Evidence) -> Answer:
     if part < 0.1:
         return Finding(
             0.25,
-            "The idle cache could just have served the request, but it is small: removing it only moves the failure to the next "
+            "The idle cache could just have served the request, but it is small: removing it only moves the failure "
+            "to the next "
             "request.",
             evidence,
             (_REPLAY,),
@@ -116,7 +121,8 @@ def _by_numbers(e: Evidence) -> Answer:
     confidence = min(ceiling, 0.45 + 0.2 * min(1.0, (part - 0.1) / 0.2) + (0.1 if e.oom is not None else 0.0))
     return Finding(
         confidence,
-        "Free memory and idle cache together are larger than the request: it failed because the free bytes lie in pieces. The "
+        "Free memory and idle cache together are larger than the request: it failed because the free bytes lie in "
+        "pieces. The "
         "message alone cannot prove it.",
         evidence,
         (_REPLAY,),
@@ -130,7 +136,8 @@ def _by_words(e: Evidence) -> Answer:
         if shapes is not None:
             return Finding(
                 0.6,
-                "Reserved memory climbs far above what is allocated while shapes change: the cache fills with blocks of sizes "
+                "Reserved memory climbs far above what is allocated while shapes change: the cache fills with blocks "
+                "of sizes "
                 "that do not come again.",
                 (t.heard(low), t.heard(shapes)),
                 (_REPLAY,),
@@ -150,7 +157,8 @@ def _stream_held(e: Evidence) -> Answer:
         if a.pending_free > 64 * MIB and enough:
             return Finding(
                 0.9,
-                "The program has freed enough memory, but the blocks were marked with record_stream() and stay blocked until that "
+                "The program has freed enough memory, but the blocks were marked with record_stream() and stay "
+                "blocked until that "
                 "stream has caught up.",
                 evidence,
             )
@@ -167,7 +175,8 @@ def _stream_held(e: Evidence) -> Answer:
     if cached is not None and sharded is not None and e.phase is None:
         return Finding(
             0.55,
-            "Under sharding, prefetched all-gather buffers freed on another stream keep reserved memory high while allocated "
+            "Under sharding, prefetched all-gather buffers freed on another stream keep reserved memory high while "
+            "allocated "
             "memory falls.",
             (t.heard(cached), t.heard(sharded)),
             (_REPLAY,),
@@ -181,7 +190,8 @@ def _spurious(e: Evidence) -> Answer:
     if pool is not None and (e.failed or e.signal("says:fails")):
         return Finding(
             0.85,
-            "Inside use_mem_pool() the allocator does not give cached segments back before it gives up, so a request fails that "
+            "Inside use_mem_pool() the allocator does not give cached segments back before it gives up, so a request "
+            "fails that "
             "the default pool would serve.",
             t.facts(t.heard(pool), t.request_fact(e) if e.requested else None),
         )

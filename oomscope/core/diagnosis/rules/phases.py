@@ -1,4 +1,6 @@
-"""Memory of loading, resuming, initialising and saving: copies that exist for a moment and count all the same."""
+"""Memory of loading, resuming, initialising and saving: copies that exist for a moment and count all the
+same.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def _full_gather(e: Evidence) -> Answer:
         t.request_fact(e) if e.requested else None,
     )
     text = (
-        "Saving gathers the whole, unsharded model on each card, which training never needed. Save sharded, or gather on the CPU of "
+        "Saving gathers the whole, unsharded model on each card, which training never needed. Save sharded, or "
+        "gather on the CPU of "
         "rank 0 only."
     )
     if lint is not None:
@@ -67,7 +70,8 @@ def _load_duplicate(e: Evidence) -> Answer:
         lint = e.lint_of("load-device")
         return Finding(
             0.85 if copies or lint else 0.7,
-            "While a checkpoint is restored its tensors live on the card beside those they are copied into. Load it with "
+            "While a checkpoint is restored its tensors live on the card beside those they are copied into. Load it "
+            "with "
             "map_location='cpu', and drop the dictionary afterwards.",
             t.facts(
                 _phase_fact(e),
@@ -103,7 +107,8 @@ def _load_on_cuda0(e: Evidence) -> Answer:
         clear = e.phase == "resume" or large is not None
         return Finding(
             0.85 if clear else 0.55,
-            "Every rank restores the checkpoint onto the card it was saved from, cuda:0: torch.load keeps the device unless "
+            "Every rank restores the checkpoint onto the card it was saved from, cuda:0: torch.load keeps the device "
+            "unless "
             "map_location says otherwise.",
             t.facts(strangers, Fact(f"{lint.where.place}: {lint.text}", "source code") if lint else None),
             (_PLACES,) if not e.processes else (),
@@ -139,7 +144,8 @@ def _init_before_shard(e: Evidence) -> Answer:
         return Excluded((Fact("host memory is meant", "words"),))
     return Finding(
         0.87,
-        "The whole model is put on each card before it is sharded, so setting up needs more than training. Build it on the meta "
+        "The whole model is put on each card before it is sharded, so setting up needs more than training. Build it "
+        "on the meta "
         "device or the CPU and shard from there.",
         t.facts(_phase_fact(e), t.heard(sharded) if sharded else None, t.heard(op) if op else None),
     )

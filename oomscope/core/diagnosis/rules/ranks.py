@@ -20,7 +20,8 @@ def _context(e: Evidence) -> Answer:
         Fact(f"{lint.where.place}: {lint.text}", "source code") if lint else None,
     )
     text = (
-        "Other ranks have a context on GPU 0, because they touched CUDA before torch.cuda.set_device(local_rank), or used a bare "
+        "Other ranks have a context on GPU 0, because they touched CUDA before torch.cuda.set_device(local_rank), or "
+        "used a bare "
         "'cuda'."
     )
     if strangers:
@@ -43,7 +44,8 @@ def _data_parallel(e: Evidence) -> Answer:
     lint, said = e.lint_of("data-parallel"), e.signal("uses:dataparallel")
     heavy = e.signal("says:gpu0_heavy")
     text = (
-        "nn.DataParallel gathers outputs, losses and gradients on its first device, so that one fills first and adding cards hardly "
+        "nn.DataParallel gathers outputs, losses and gradients on its first device, so that one fills first and "
+        "adding cards hardly "
         "raises the batch. DistributedDataParallel does not."
     )
     if (lint is not None or (said is not None and said.source != "words")) and e.failed:

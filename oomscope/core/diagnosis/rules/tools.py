@@ -31,7 +31,7 @@ IN_STEP = ("forward", "backward")
 
 
 def share(part: float | None, whole: float | None) -> float:
-    """part / whole, 0 where either is missing."""
+    """Part / whole, 0 where either is missing."""
     return part / whole if part is not None and whole else 0.0
 
 

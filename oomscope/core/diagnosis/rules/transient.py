@@ -1,4 +1,6 @@
-"""Short peaks: one giant tensor, optimizer temporaries, convolution workspaces, unsynchronised gradients, buckets, absurd sizes."""
+"""Short peaks: one giant tensor, optimizer temporaries, convolution workspaces, unsynchronised gradients,
+buckets, absurd sizes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def _giant(e: Evidence) -> Answer:
         conv = e.signal("op:conv")
         return Finding(
             0.55 if conv else 0.75,
-            f"One request asks for {t.size(e.requested)}, more than the whole device: one tensor of that shape can never fit. Look at "
+            f"One request asks for {t.size(e.requested)}, more than the whole device: one tensor of that shape can "
+            "never fit. Look at "
             "the shapes, and compute it in pieces.",
             t.facts(t.request_fact(e), t.heard(op) if op else None),
             (t.SNAPSHOT,),
@@ -63,7 +66,8 @@ def _giant_found(e: Evidence, named: bool, most: float, big: int) -> Answer:
     group = max(e.live, key=lambda g: g.largest, default=None) if big else None
     return Finding(
         confidence,
-        f"One tensor takes {most:.0%} of the device. Everything else could be halved and it would still decide: compute it in pieces, "
+        f"One tensor takes {most:.0%} of the device. Everything else could be halved and it would still decide: "
+        "compute it in pieces, "
         "or fuse the operation that makes it.",
         t.facts(t.request_fact(e), t.shortfall_fact(e), t.group_fact(group) if group else None),
         () if named else (t.SNAPSHOT,),
@@ -83,7 +87,8 @@ def _optimizer_transient(e: Evidence) -> Answer:
     if foreach is not None and foreach.source != "words":
         return Finding(
             0.88,
-            "The multi-tensor optimizer keeps temporaries as large as all parameters during the step. fused=True needs none, "
+            "The multi-tensor optimizer keeps temporaries as large as all parameters during the step. fused=True "
+            "needs none, "
             "foreach=False one tensor's.",
             t.facts(t.heard(foreach), t.request_fact(e) if e.requested else None),
         )
@@ -138,7 +143,8 @@ def _cudnn(e: Evidence) -> Answer:
     if peak is not None and e.signal("says:growing") is None and not e.failed:
         return Finding(
             0.55,
-            "It needs far more in the first iterations than later: that is what cuDNN's search for an algorithm looks like.",
+            "It needs far more in the first iterations than later: that is what cuDNN's search for an algorithm "
+            "looks like.",
             (t.heard(peak),),
             (t.SOURCE,),
         )
@@ -202,7 +208,8 @@ def _absurd(e: Evidence) -> Answer:
     if e.tag("absurd_size"):
         return Finding(
             0.95,
-            f"No real tensor is that large ({t.size(e.requested) if e.requested else 'more than 1 EB'}): a size overflowed, a shape is "
+            f"No real tensor is that large ({t.size(e.requested) if e.requested else 'more than 1 EB'}): a size "
+            "overflowed, a shape is "
             "wrong, or memory was damaged. It is not a shortage, and no setting helps.",
             (t.request_fact(e),) if e.requested else (Fact("torch says “more than 1EB”", "message"),),
             (t.SNAPSHOT,),

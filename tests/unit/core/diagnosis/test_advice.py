@@ -1,3 +1,4 @@
+# ruff: noqa: E501  # texts and tables
 """The rules of advice: what must never be offered."""
 
 import pytest

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  # texts and tables
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

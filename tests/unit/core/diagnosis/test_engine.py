@@ -1,3 +1,4 @@
+# ruff: noqa: E501  # texts and tables
 import json
 from importlib import resources
 
