@@ -16,7 +16,7 @@ from typing import Any
 
 from oomscope.core.diagnosis import diagnose
 from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
-from oomscope.launch.predict import launch_changes, predict
+from oomscope.launch.predict import launch_changes, patched_command, predict
 from oomscope.launch.processes import Output
 from oomscope.launch.proof import prove
 from oomscope.live.evidence import collect
@@ -196,7 +196,7 @@ class Loop:
         }
         spec = replace(
             spec,
-            command=(*spec.command, *planned.argv),
+            command=(*patched_command(planned, spec, self.session), *planned.argv),
             env={**self.env, **planned.env},
             plan=changes["plan"],
         )

@@ -22,7 +22,7 @@ from oomscope.core.fixes.requests import predict_range
 from oomscope.core.fixes.search import Combination, Found, search, time_factor
 from oomscope.errors import PredictionImpossible
 from oomscope.launch.job import JobSpec
-from oomscope.launch.predict_changes import Changes, launch_changes
+from oomscope.launch.predict_changes import Changes, launch_changes, patched_command
 from oomscope.launch.predict_facts import (
     composition,
     current_environment,
@@ -31,11 +31,12 @@ from oomscope.launch.predict_facts import (
     with_observation,
 )
 from oomscope.launch.predict_object import Predictions, describe
-from oomscope.launch.predict_run import PredictionRuns, RawRun
+from oomscope.launch.predict_patches import Patches, is_patch_only, patch_options
+from oomscope.launch.predict_run import PredictionRuns, RawRun, Trial
 from oomscope.simulate.cards import Card
 from oomscope.store.session import Attempt, Session
 
-__all__ = ["Changes", "describe", "launch_changes", "predict"]
+__all__ = ["Changes", "describe", "launch_changes", "patched_command", "predict"]
 
 #: Steps of a prediction run: Adam's state appears in the first, the peak with it in the second.
 MIN_STEPS = 2
@@ -149,6 +150,7 @@ class _Prediction:
         self.outcomes: dict[Combination, Outcome] = {}
         self.fixes = {fix.id: fix for fix in CATALOGUE}
         self.note: str | None = None
+        self.patches = Patches()
 
     def run(self, deadline: float, on_progress: Progress) -> dict[str, Any]:
         if self.card is None:
@@ -162,7 +164,7 @@ class _Prediction:
             on_progress(name, done, max(total, done))
 
         runs = PredictionRuns(self.session, self.attempt, self.spec, deadline=deadline, progress=progress)
-        raw = runs.run("baseline", {"observe": {}}, self.steps)
+        raw = runs.run("baseline", Trial({"observe": {}}), self.steps)
         progress("baseline")
         self.facts = with_observation(self.facts, raw.records)
         if raw.failed:
@@ -175,6 +177,7 @@ class _Prediction:
             peak_allocated_bytes=self.baseline.peak_allocated_bytes,
             peak_reserved_bytes=self.baseline.peak_reserved_bytes,
         )
+        self.patches = Patches.of(CATALOGUE, self.facts, self.spec)
         candidates = self._candidates()
         total = 1 + sum(fix.runs for fix in candidates)
         below_floor = self.capacity is not None and floor_sentence(self.facts, self.capacity) is not None
@@ -189,7 +192,7 @@ class _Prediction:
         each_s = max(0.0, raw.duration_s - _START_S) / max(1, raw.steps)
         if longer <= self.steps or each_s * longer > _LONGER_S:
             return raw
-        again = runs.run("baseline", {"observe": {}}, longer)
+        again = runs.run("baseline", Trial({"observe": {}}), longer)
         if again.failed:
             return raw
         self.steps = longer
@@ -202,9 +205,13 @@ class _Prediction:
             if (self.only is None or fix.id in self.only)
             and not fix.advice
             and fix.applicable(self.facts).ok
-            and (fix.plan(self.facts).runtime or not fix.runs or fix.plan(self.facts).argv)
+            and self._can_be_tried(fix)
             and not self._is_ruled_out(fix)
         ]
+
+    def _can_be_tried(self, fix: Fix) -> bool:
+        plan = fix.plan(self.facts)
+        return bool(plan.runtime or plan.argv or not fix.runs or fix.id in self.patches.found)
 
     def _is_ruled_out(self, fix: Fix) -> bool:
         """A fix whose formula says that it saves nothing at this peak needs no run to be called ineffective."""
@@ -231,17 +238,20 @@ class _Prediction:
     def _measure(
         self, wanted: Sequence[Combination], runs: PredictionRuns, baseline: RawRun
     ) -> dict[Combination, Outcome]:
-        runtime = {ids: self._runtime(ids) for ids in wanted}
-        argv = {"+".join(ids): self._argv(ids) for ids in wanted}
-        needed = {"+".join(ids): runtime[ids] for ids in wanted if runtime[ids] or argv["+".join(ids)]}
-        raw = runs.run_all(needed, self.steps, argv)
+        trials = {ids: self._trial(ids) for ids in wanted}
+        raw = runs.run_all({"+".join(ids): trial for ids, trial in trials.items() if trial}, self.steps)
         return {ids: self._outcome(ids, raw.get("+".join(ids), baseline)) for ids in wanted}
 
-    def _runtime(self, ids: Combination) -> dict[str, Mapping[str, Any]]:
-        return merge_runtime(self.fixes[each].plan(self.facts) for each in ids)
-
-    def _argv(self, ids: Combination) -> tuple[str, ...]:
-        return tuple(word for each in ids for word in self.fixes[each].plan(self.facts).argv)
+    def _trial(self, ids: Combination) -> Trial:
+        """What a run with the fixes `ids` applies; nothing for settings of the allocator, which are replayed."""
+        plans = [self.fixes[each].plan(self.facts) for each in ids]
+        return Trial(
+            runtime=merge_runtime(plans),
+            argv=tuple(word for plan in plans for word in plan.argv),
+            patches={
+                each: patch_options(each, self.facts) for each in ids if is_patch_only(self.fixes[each])
+            },
+        )
 
     def _outcome(self, ids: Combination, raw: RawRun) -> Outcome:
         """Read one run: replay its requests under the settings of `ids`, with and without the limit."""
@@ -281,7 +291,9 @@ class _Prediction:
 
     def _object(self, found: Found) -> dict[str, Any]:
         catalogue = [fix for fix in CATALOGUE if self.only is None or fix.id in self.only]
-        every = Predictions(self.facts, self.capacity, self.baseline, self.outcomes, found, self.note)
+        every = Predictions(
+            self.facts, self.capacity, self.baseline, self.outcomes, found, self.note, self.patches
+        )
         return every.to_json(catalogue)
 
     def _by_formula(self, reason: str) -> dict[str, Any]:

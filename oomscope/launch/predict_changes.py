@@ -16,8 +16,11 @@ from oomscope.core.fixes.environment import (
 from oomscope.core.fixes.model import Plan, merge_runtime
 from oomscope.core.fixes.search import compatible
 from oomscope.errors import FixError
+from oomscope.launch.job import JobSpec
+from oomscope.launch.patches import SOURCE_DIR
 from oomscope.launch.predict_facts import current_environment
-from oomscope.store.session import Attempt
+from oomscope.launch.predict_patches import is_patch_only, staged_command
+from oomscope.store.session import Attempt, Session
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Changes:
     plan: dict[str, Any] = field(default_factory=lambda: {"fixes": []})
     argv: list[str] = field(default_factory=list)
     patches: list[str] = field(default_factory=list)
-    """Fixes that need a source patch; see `oomscope.launch.patches`."""
+    """Fixes that only a source patch applies: the command has to run a patched copy, see `patched_command`."""
+    patch_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def launch_changes(
@@ -56,20 +60,35 @@ def launch_changes(
     plans: list[Plan] = []
     argv: list[str] = []
     patches: list[str] = []
+    patch_options: dict[str, dict[str, Any]] = {}
     for fix in chosen:
         plan = _plan_of(fix, stored.get(fix.id), facts)
         settings.update(split_settings(plan.env.get(OLD_NAME, "")))
         other.update({key: value for key, value in plan.env.items() if key != OLD_NAME})
         plans.append(plan)
         argv += plan.argv
-        if plan.patch and not plan.runtime:
+        if is_patch_only(fix):
             patches.append(fix.id)
+            entry = (stored.get(fix.id) or {}).get("plan") or {}
+            patch_options[fix.id] = dict(entry.get("patch_options") or {})
     if settings:
         other.update(merge_allocator_settings(facts.env, settings, facts.torch_version))
     plan_json = {
         "fixes": [{"id": fix, "options": dict(options)} for fix, options in merge_runtime(plans).items()]
     }
-    return Changes(other, plan_json, argv, patches)
+    return Changes(other, plan_json, argv, patches, patch_options)
+
+
+def patched_command(changes: Changes, spec: JobSpec, session: Session) -> tuple[str, ...]:
+    """The command of `spec`, running a patched copy of the script when `changes` has source patches.
+
+    Raises:
+        PatchDoesNotApply: the script is no longer what the patch was made for.
+    """
+    if not changes.patches:
+        return spec.command
+    folder = session.path / SOURCE_DIR / "-".join(sorted(changes.patches))
+    return staged_command(changes.patches, changes.patch_options, spec, folder)
 
 
 def _plan_of(fix: Fix, entry: Mapping[str, Any] | None, facts: JobFacts) -> Plan:

@@ -21,10 +21,8 @@ Record = Mapping[str, Any]
 
 
 def records_of_rank(folder: Path, rank: int | None = None) -> list[Record]:
-    """The records of one process of an attempt: of `rank`, else of the first that ran out of memory, else of the
-    rank with the highest peak.
-    """  # noqa: D205
-    files = [records for records in read_attempt(folder).values() if records]
+    """The records of one process: of `rank`, of the first that ran out of memory, or with the highest peak."""
+    files: list[list[Record]] = [list(records) for records in read_attempt(folder).values() if records]
     if rank is not None:
         files = [records for records in files if _rank(records) == rank] or files
     if not files:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from oomscope.core.fixes import Fix, How, JobFacts
+from oomscope.core.fixes import Fix, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, merge_allocator_settings, split_settings
 from oomscope.core.fixes.model import Plan
 from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence
 from oomscope.core.fixes.search import Combination, Found
+from oomscope.launch.predict_patches import Patches, is_patch_only, patch_options
 from oomscope.units import format_bytes
 
 SCHEMA = "oomscope.fixes/1"
@@ -27,6 +28,7 @@ class Predictions:
     outcomes: Mapping[Combination, Outcome]
     found: Found
     note: str | None = None
+    patches: Patches = field(default_factory=Patches)
 
     def to_json(self, catalogue: Iterable[Fix]) -> dict[str, Any]:
         """The object for the fixes of `catalogue`, in its order."""
@@ -53,8 +55,10 @@ class Predictions:
         why_not = None if applicable.ok else applicable.why
         if outcome is not None and outcome.refused:
             why_not = "; ".join(outcome.refused.values())
+        if is_patch_only(fix) and fix.id in self.patches.refused:
+            why_not = self.patches.refused[fix.id]
         usable = applicable.ok and why_not is None
-        preview, plan = preview_of(fix.plan(self.facts), self.facts) if usable else (None, None)
+        preview, plan = preview_of(fix, self.facts, self.patches) if usable else (None, None)
         entry: dict[str, Any] = {
             "id": fix.id,
             "title": fix.title,
@@ -83,8 +87,6 @@ class Predictions:
         return entry
 
     def _why_unpredicted(self, fix: Fix) -> str:
-        if not fix.how or fix.how == (How.SOURCE,):
-            return "a source patch: its effect is seen in a rerun of the patched script"
         if self.note:
             return "no formula gives its effect"
         return "not tried: fixes that cost less are enough"
@@ -116,19 +118,22 @@ def predicted(outcome: Outcome) -> dict[str, Any] | None:
     }
 
 
-def preview_of(plan: Plan, facts: JobFacts) -> tuple[dict[str, Any], dict[str, Any]]:
+def preview_of(fix: Fix, facts: JobFacts, patches: Patches) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a person sees before applying, and what `launch_changes` reads back."""
+    plan = fix.plan(facts)
     preview = {
         "env": merged_env(plan, facts),
         "argv": list(plan.argv),
         "runtime": list(plan.steps),
-        "diff": None,
+        "diff": patches.diffs().get(fix.id),
+        "diff_note": patches.refused.get(fix.id),
     }
     stored = {
         "env": dict(plan.env),
         "runtime": {key: dict(value) for key, value in plan.runtime.items()},
         "argv": list(plan.argv),
         "patch": plan.patch,
+        "patch_options": patch_options(fix.id, facts),
     }
     return preview, stored
 

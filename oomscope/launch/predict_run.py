@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any
 from oomscope.core.fixes.requests import read_requests
 from oomscope.errors import OomscopeError
 from oomscope.launch.job import JobResult, JobSpec, run_job
+from oomscope.launch.patches import SOURCE_DIR
 from oomscope.launch.predict_facts import Record, records_of_rank
+from oomscope.launch.predict_patches import staged_command
 from oomscope.protocol.layout import safe_name
 from oomscope.store.session import Attempt, Session
 
@@ -59,6 +61,21 @@ class RawRun:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one prediction run tries; nothing: the job as it is."""
+
+    runtime: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fix id inside the job -> options."""
+    argv: tuple[str, ...] = ()
+    """Appended to the script's command line."""
+    patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fix id -> options of its source patch, tried on a copy."""
+
+    def __bool__(self) -> bool:
+        return bool(self.runtime or self.argv or self.patches)
+
+
 class PredictionRuns:
     """Runs the job with fixes, remembers the results, stops starting new runs when the time is up."""
 
@@ -77,43 +94,23 @@ class PredictionRuns:
         self.spec = spec
         self.deadline = deadline
         self._progress = progress
-        self._known: dict[tuple[Any, ...], RawRun] = {}
+        self._known: dict[str, RawRun] = {}
         self._lock = threading.Lock()
 
-    def run_all(
-        self,
-        wanted: Mapping[str, Mapping[str, Mapping[str, Any]]],
-        steps: int,
-        argv: Mapping[str, Sequence[str]],
-    ) -> dict[str, RawRun]:
-        """One run for each name in `wanted` (name -> fix id -> options), two at a time.
-
-        Args:
-            wanted: what to apply; an empty mapping is the job as it is.
-            steps: optimizer steps after which a run is ended.
-            argv: name -> options appended to the script's command line.
-        """
+    def run_all(self, trials: Mapping[str, Trial], steps: int) -> dict[str, RawRun]:
+        """Run every trial (name -> what is tried) for `steps` optimizer steps, two at a time."""
         results: dict[str, RawRun] = {}
         with ThreadPoolExecutor(max_workers=PARALLEL) as pool:
-            futures = {
-                pool.submit(self.run, name, runtime, steps, tuple(argv.get(name, ()))): name
-                for name, runtime in wanted.items()
-            }
+            futures = {pool.submit(self.run, name, trial, steps): name for name, trial in trials.items()}
             for future in as_completed(futures):
                 name = futures[future]
                 results[name] = future.result()
                 self._progress(name)
         return results
 
-    def run(
-        self, name: str, runtime: Mapping[str, Mapping[str, Any]], steps: int, argv: tuple[str, ...] = ()
-    ) -> RawRun:
-        """The run with `runtime` applied, from memory when it was made before."""
-        key = (
-            tuple(sorted((fix, repr(sorted(options.items()))) for fix, options in runtime.items())),
-            steps,
-            argv,
-        )
+    def run(self, name: str, trial: Trial, steps: int) -> RawRun:
+        """Run one trial; from memory when it was made before."""
+        key = f"{steps} {trial!r}"
         with self._lock:
             known = self._known.get(key)
         if known is not None:
@@ -121,34 +118,28 @@ class PredictionRuns:
         left = self.deadline - time.monotonic()
         if left <= 0:
             return RawRun(failed="the time for predictions was used up")
-        made = self._start(name, runtime, steps, argv, left)
+        made = self._start(name, trial, steps, left)
         with self._lock:
             self._known[key] = made
         return made
 
-    def _start(
-        self,
-        name: str,
-        runtime: Mapping[str, Mapping[str, Any]],
-        steps: int,
-        argv: tuple[str, ...],
-        timeout_s: float,
-    ) -> RawRun:
+    def _start(self, name: str, trial: Trial, steps: int, timeout_s: float) -> RawRun:
         with self._lock:
             folder = self.attempt.prediction(safe_name(name))
-        plan = {"fixes": [{"id": fix, "options": dict(options)} for fix, options in runtime.items()]}
-        spec = dataclasses.replace(
-            self.spec,
-            command=(*self.spec.command, *argv),
-            plan=plan,
-            steps=steps,
-            role="prediction",
-            attempt_dir=folder.path,
-            output="files",
-            detail=False,
-            capacity_bytes=UNLIMITED_BYTES,
-        )
+        plan = {"fixes": [{"id": fix, "options": dict(options)} for fix, options in trial.runtime.items()]}
         try:
+            command = staged_command(trial.patches, trial.patches, self.spec, folder.path / SOURCE_DIR)
+            spec = dataclasses.replace(
+                self.spec,
+                command=(*command, *trial.argv),
+                plan=plan,
+                steps=steps,
+                role="prediction",
+                attempt_dir=folder.path,
+                output="files",
+                detail=False,
+                capacity_bytes=UNLIMITED_BYTES,
+            )
             result = run_job(spec, session=self.session, timeout_s=timeout_s)
         except OomscopeError as error:
             return RawRun(failed=error.message)

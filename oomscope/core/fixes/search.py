@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from oomscope.core.fixes.model import Fix, Risk
+from oomscope.core.fixes.model import Fix, How, Risk
 from oomscope.core.fixes.prediction import EFFECTIVE_SHARE, Outcome
 
 Combination = tuple[str, ...]
@@ -84,21 +84,26 @@ def search(
     fixes = {fix.id: fix for fix in candidates}
     ranked = sorted(candidates, key=order)
     known: dict[Combination, Outcome] = {}
+    # A patch that removes the cause itself comes before everything that only makes room for it.
+    cures = [fix for fix in ranked if fix.how == (How.SOURCE,)]
+    if cures:
+        known.update((yield [(fix.id,) for fix in cures]))
+        if baseline.fits is False and any(_fits(outcome) for outcome in known.values()):
+            return _cheapest(known, fixes)
+        ranked = [fix for fix in ranked if fix not in cures]
     free = [fix for fix in ranked if not fix.runs]
     if free:
         known.update((yield [(fix.id,) for fix in free]))
     if baseline.fits is False and any(_fits(known.get((fix.id,))) for fix in free if fix.risk is Risk.NONE):
         # A setting of the allocator is enough: nothing that changes the program needs to be tried.
-        fitting = [plan for plan in known.values() if _fits(plan)]
-        fitting.sort(key=lambda outcome: cost(outcome.fixes, fixes))
-        return Found(tuple(fitting), fitting[0])
+        return _cheapest(known, fixes)
     cheap = [fix for fix in ranked if fix.runs and _is_cheap(fix)]
     known.update((yield [(fix.id,) for fix in cheap]))
     dear = [fix for fix in ranked if fix.runs and not _is_cheap(fix)]
     if dear and not any(_fits(outcome) for outcome in known.values()):
         # Slow fixes and those that change the training are looked at only when nothing else is enough.
         known.update((yield [(fix.id,) for fix in dear]))
-    effective = [fix for fix in ranked if _helps(known.get((fix.id,)), baseline)]
+    effective = [fix for fix in sorted(candidates, key=order) if _helps(known.get((fix.id,)), baseline)]
     if below_floor and not any(fix.id in STATIC_FIXES for fix in effective):
         return Found((), None)
     safe = [fix for fix in effective if fix.risk in _RECOMMENDED]
@@ -138,6 +143,14 @@ def _accumulate(
         plan, peak = trial, after
         if outcome.fits:
             break
+
+
+def _cheapest(known: Mapping[Combination, Outcome], fixes: Mapping[str, Fix]) -> Found:
+    """The plans that fit among `known`, the cheapest recommended."""
+    fitting = sorted(
+        (plan for plan in known.values() if _fits(plan)), key=lambda plan: cost(plan.fixes, fixes)
+    )
+    return Found(tuple(fitting), fitting[0])
 
 
 def _is_cheap(fix: Fix) -> bool:
