@@ -2,10 +2,13 @@
 
     python benchmarks/agent.py [--steps 30] [--json]
 
-A GPT of width 256 with 8 layers trains in this process with the agent armed as in an ordinary job; every hook of the training
-thread is timed, the agent's own thread by its CPU time. The target is 1 % of a step for the default probes. For `--detail`,
-whose wrapper stands around every module call, the added time of one empty call is multiplied by the calls of a step.
+A GPT of width 256 with 8 layers trains in this process with the agent armed as in an ordinary job; every hook
+of the training thread is timed, the agent's own thread by its CPU time. The target is 1 % of a step for the
+default probes. For `--detail`, whose wrapper stands around every module call, the added time of one empty
+call is multiplied by the calls of a step.
 """
+
+from __future__ import annotations
 
 import argparse
 import functools
@@ -13,7 +16,9 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,26 +29,26 @@ WIDTH, LAYERS, CONTEXT, BATCH, VOCABULARY = 256, 8, 64, 4, 1000
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm1(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         return x + self.mlp(self.norm2(x))
 
 
-def build():
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     blocks = [Block() for _ in range(LAYERS)]
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY))
     return model, torch.optim.AdamW(model.parameters())
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
     """Seconds of each step."""
     times = []
     for _ in range(steps):
@@ -60,15 +65,15 @@ def train(model, optimizer, steps):
 class Clock:
     """Sums the time spent inside methods of a class."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = 0.0
         self.calls = 0
 
-    def around(self, owner, name, clock=time.perf_counter):
+    def around(self, owner: type, name: str, clock: Callable[[], float] = time.perf_counter) -> None:
         inner = getattr(owner, name)
 
         @functools.wraps(inner)
-        def timed(*args, **kwargs):
+        def timed(*args: Any, **kwargs: Any) -> Any:
             started = clock()
             try:
                 return inner(*args, **kwargs)
@@ -79,8 +84,11 @@ class Clock:
         setattr(owner, name, timed)
 
 
-def arm(folder, *, detail):
-    """Start the agent in this process as the bootstrap would; returns the clocks of its hooks and its thread."""
+def arm(folder: Path, *, detail: bool) -> tuple[Clock, Clock]:
+    """Start the agent in this process as the bootstrap would.
+
+    Returns the clocks of its hooks and its thread.
+    """
     from oomscope.agent import bootstrap
     from oomscope.agent.agent import Agent
     from oomscope.agent.probes import StepProbe
@@ -100,25 +108,24 @@ def arm(folder, *, detail):
     return hooks, thread
 
 
-def module_calls(model):
+def module_calls(model: nn.Module) -> tuple[int, float]:
     """Module calls of one step, and the seconds that one empty call takes now."""
     count = sum(1 for _ in model.modules()) - sum(
         isinstance(each, nn.MultiheadAttention) for each in model.modules()
     )
-    outer = nn.Sequential(nn.Sequential(nn.Identity()))
     inner = nn.Sequential(*(nn.Identity() for _ in range(1000)))
-    best = min(_seconds(inner, outer) for _ in range(30))
+    best = min(_seconds(inner) for _ in range(30))
     return count, best / 1000
 
 
-def _seconds(inner, outer):
+def _seconds(inner: nn.Module) -> float:
     x = torch.ones(1)
     started = time.perf_counter()
     inner(x)
     return time.perf_counter() - started
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", action="store_true")
@@ -152,13 +159,11 @@ def main():
         print(json.dumps(result))
         return
     print(f"training step (d{WIDTH}, {LAYERS} layers, 1 thread): {result['step_ms']} ms")
-    print(
-        f"hooks in the training thread: {result['hooks_us_per_step']} us a step = {result['hooks_percent']} %  (target: 1 %)"
-    )
+    hooks_us, percent = result["hooks_us_per_step"], result["hooks_percent"]
+    print(f"hooks in the training thread: {hooks_us} us a step = {percent} %  (target: 1 %)")
     print(f"agent's thread: {result['thread_ms_cpu_per_s']} ms CPU per second of training")
-    print(
-        f"--detail: {result['detail_us_per_module_call']} us a module call = {result['detail_percent']} % of the step"
-    )
+    call_us, percent = result["detail_us_per_module_call"], result["detail_percent"]
+    print(f"--detail: {call_us} us a module call = {percent} % of the step")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ as they were.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import sys
@@ -15,9 +14,10 @@ from typing import Any
 
 from ..protocol import env as variables
 from ..protocol import layout
-from ..protocol.records import PROTOCOL_VERSION, Identity
+from ..protocol.records import Identity
 from . import exceptions, guard, identity
 from .guard import guarded
+from .introduction import hello
 from .patching import AfterImport, Patches
 from .peers import Peers
 from .phases import ModuleProbe, model_record
@@ -25,6 +25,7 @@ from .probes import Progress, StepProbe
 from .readings import DeviceMemory, HostMemory
 from .recorder import Recorder
 from .sampler import Sampler
+from .spawned import hear_spawned_ranks
 from .termination import StackOnTerm
 from .writer import Emitter
 
@@ -106,7 +107,7 @@ class Agent:
         if self.is_detailed:
             self._arm_modules()
         self._arm_group()
-        self._arm_spawn()
+        hear_spawned_ranks(self.patches, self.after_import, self.exceptions)
         self._arm_cuda()
         self.exceptions.install()
         os.register_at_fork(after_in_child=self._forked)
@@ -148,23 +149,6 @@ class Agent:
             self.patches.attribute(module, "_update_default_pg", update)
 
         self.after_import.when("torch.distributed.distributed_c10d", patch)
-
-    def _arm_spawn(self) -> None:
-        """Hear of exceptions in ranks of torch.multiprocessing.spawn, which catches them itself."""
-
-        @guarded("spawn")
-        def patch(module: Any) -> None:
-            inner = getattr(module, "_wrap", None)
-            if inner is None:
-                return
-
-            @functools.wraps(inner)
-            def wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
-                return inner(_Heard(function, self), *args, **kwargs)
-
-            self.patches.attribute(module, "_wrap", wrap)
-
-        self.after_import.when("torch.multiprocessing.spawn", patch)
 
     @guarded("cuda")
     def _arm_cuda(self) -> None:
@@ -211,7 +195,7 @@ class Agent:
         host = socket.gethostname()
         name = layout.proc_file(self.identity.get("rank"), host, os.getpid())
         path = os.path.join(self.config["attempt_dir"], layout.PROCS_DIR, name)
-        self.emitter.open(path, self._hello(host))
+        self.emitter.open(path, hello(self.torch, self.config, self.identity, host))
         self._tell_rank()
         self._sampler = Sampler(self._tick)
         self._peers = Peers(
@@ -260,24 +244,6 @@ class Agent:
         self.identity["rank"], self.identity["world_size"] = group
         os.environ[variables.OWNER] = identity.owner_mark(self.identity)
         self._tell_rank()
-
-    def _hello(self, host: str) -> dict[str, Any]:
-        return {
-            "k": "hello",
-            "version": PROTOCOL_VERSION,
-            "pid": os.getpid(),
-            "start_time": _start_time(),
-            "host": host,
-            "argv": list(getattr(sys, "argv", [])),
-            "python": sys.version.split()[0],
-            "executable": sys.executable,
-            "identity": dict(self.identity),
-            "torch": str(self.torch.__version__),
-            "cuda": getattr(getattr(self.torch, "version", None), "cuda", None),
-            "simulated": self.is_simulated,
-            "role": self.config.get("role"),
-            "env": variables.stored_environment(dict(os.environ)),
-        }
 
     @guarded("rank")
     def _tell_rank(self) -> None:
@@ -402,28 +368,3 @@ class Agent:
         self.host = self.steps._host = self.recorder._host = HostMemory()
         self.progress.step = 0
         self.progress.phase = "other"
-
-
-class _Heard:
-    """A function of a spawned rank whose exception is recorded on its way out."""
-
-    def __init__(self, function: Any, agent: Agent) -> None:
-        self._function = function
-        self._agent = agent
-
-    def __call__(self, *args: Any) -> Any:
-        try:
-            return self._function(*args)
-        except Exception as error:
-            probe = self._agent.exceptions
-            probe.saw(type(error), error, error.__traceback__, main=True)
-            raise
-
-
-def _start_time() -> int:
-    """Clock ticks after boot at which this process started (field 22 of /proc/self/stat); 0 without /proc."""
-    try:
-        with open("/proc/self/stat") as stream:
-            return int(stream.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -10,21 +10,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from oomscope.errors import UsageError
 from oomscope.launch import boot
-from oomscope.launch.command import TORCHRUN_MODULE, torchrun_option, torchrun_script
+from oomscope.launch.command import TORCHRUN_MODULE
+from oomscope.launch.host_watch import host_readings
 from oomscope.launch.outcome import JobResult, OomFact, RankResult, read_outcome
-from oomscope.launch.processes import LaunchedProcess, Output, end_leftovers, kill_marked
-from oomscope.protocol import env as variables
+from oomscope.launch.processes import (
+    LaunchedProcess,
+    Output,
+    end_leftovers,
+    isolated_pythons,
+    kill_marked,
+)
+from oomscope.launch.simulated import SimulatedRanks, describe, simulated_ranks, without_torchrun
 from oomscope.protocol import layout
 from oomscope.protocol.records import PROTOCOL_VERSION
 from oomscope.simulate.cards import Card
 from oomscope.store.session import ProcessMark, Session
+from oomscope.store.tail import record_files
 
 __all__ = ["JobControl", "JobResult", "JobSpec", "OomFact", "RankResult", "run_job"]
 
@@ -34,6 +41,8 @@ HISTORY = {"enabled": True, "max_entries": 100_000, "stacks": "python"}
 #: Seconds between two looks at the child, and how long a polite end may take before the next signal.
 _POLL_S = 0.05
 _PEER_GRACE_S = 5.0
+#: After so many seconds without a sign of the agent, the session says so: importing torch takes a few.
+_AGENT_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -114,9 +123,11 @@ def run_job(
     run = _Run(spec, session, control)
     started = time.monotonic()
     try:
-        with _signals(control):
+        real = spec.role == "attempt" and spec.device is None
+        with _signals(control), host_readings(spec.attempt_dir, wanted=real) as look:
             run.start()
             while not run.poll():
+                look()
                 if on_poll is not None:
                     on_poll()
                 if timeout_s is not None and time.monotonic() - started > timeout_s:
@@ -148,19 +159,21 @@ class _Run:
         self._sent = 0
         self._deadline: float | None = None
         self._rundir = ""
+        self._started = time.monotonic()
+        self._looked = False
 
     def start(self) -> None:
         spec = self.spec
-        ranks = _simulated_ranks(spec)
+        ranks = simulated_ranks(spec.command, spec.ranks) if spec.device is not None else None
         label = spec.attempt_dir.name
         self._rundir = layout.rundir(self.session.id, f"{label}-{os.getpid():x}")
-        config = self._config(main_is_rank=ranks is not None or TORCHRUN_MODULE not in spec.command)
+        config = self._config(ranks)
         folder = boot.write_boot(spec.attempt_dir, config)
         base = boot.job_environment(spec.env, folder, session=self.session.path, attempt_dir=spec.attempt_dir)
         if ranks is None:
             self._launch(spec.command, base | self._launcher_environment(base), None)
         else:
-            command = _without_torchrun(spec.command)
+            command = without_torchrun(spec.command)
             for rank in ranks.chosen:
                 self._launch(command, base | ranks.environment(rank), rank)
         if spec.role == "attempt":
@@ -181,7 +194,21 @@ class _Run:
         if len(self._codes) == len(self.processes):
             return True
         self._pass_on()
+        self._look_for_agent()
         return False
+
+    def _look_for_agent(self) -> None:
+        """Once, after a while: say so when no process of the job has reported, and why that may be."""
+        if self._looked or time.monotonic() - self._started < _AGENT_PATIENCE_S:
+            return
+        self._looked = True
+        if record_files(self.spec.attempt_dir):
+            return
+        text = "no process of the job has loaded the agent yet"
+        isolated = isolated_pythons(self.spec.attempt_dir)
+        if isolated:
+            text += f": pid {isolated[0]} was started with -I, -E or -S"
+        self.session.append_supervisor({"k": "note", "text": text})
 
     def time_out(self, seconds: float) -> None:
         if not self.timed_out:
@@ -252,109 +279,28 @@ class _Run:
             extra["PET_REDIRECTS"] = "3"
         return extra if TORCHRUN_MODULE in self.spec.command or "torchrun" in self.spec.command[0] else {}
 
-    def _config(self, *, main_is_rank: bool) -> dict[str, Any]:
+    def _config(self, ranks: SimulatedRanks | None) -> dict[str, Any]:
+        """agent.json."""
         spec = self.spec
+        device = None
+        if spec.device is not None:
+            world_size = ranks.world_size if ranks is not None else 1
+            device = describe(spec.device, world_size, spec.capacity_bytes)
         return {
             "protocol": PROTOCOL_VERSION,
             "session": str(self.session.path),
             "attempt_dir": str(spec.attempt_dir),
             "rundir": self._rundir,
             "role": spec.role,
-            "device": _device(spec),
+            "device": device,
             "steps": spec.steps,
             "plan": spec.plan or {"fixes": []},
             "detail": spec.detail,
             "history": dict(HISTORY),
             "ranks": list(spec.ranks) if spec.ranks is not None else None,
             "supervisor_pid": os.getpid(),
-            "main_is_rank": main_is_rank,
+            "main_is_rank": ranks is not None or TORCHRUN_MODULE not in spec.command,
         }
-
-
-@dataclass(frozen=True)
-class _SimulatedRanks:
-    """The ranks of a simulated torchrun job: one plain process stands for each chosen one."""
-
-    world_size: int
-    local_world_size: int
-    chosen: tuple[int, ...]
-
-    def environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would have set.
-
-        Source: torch.distributed.elastic LocalElasticAgent._start_workers.
-        """
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % self.local_world_size),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "GROUP_RANK": str(rank // self.local_world_size),
-            "GROUP_WORLD_SIZE": str(self.world_size // self.local_world_size),
-            "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(self.world_size),
-            "ROLE_NAME": "default",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "29500",
-            "TORCHELASTIC_RUN_ID": "simulated",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-        }
-
-
-def _simulated_ranks(spec: JobSpec) -> _SimulatedRanks | None:
-    """The ranks to simulate, or None when the command starts its own processes."""
-    if spec.device is None or TORCHRUN_MODULE not in spec.command:
-        return None
-    local = _count(torchrun_option(spec.command, "--nproc-per-node") or "1", "--nproc-per-node")
-    nodes = _count((torchrun_option(spec.command, "--nnodes") or "1").rpartition(":")[2], "--nnodes")
-    world = local * nodes
-    chosen = spec.ranks if spec.ranks is not None else (0,)
-    wrong = [rank for rank in chosen if not 0 <= rank < world]
-    if wrong or not chosen:
-        raise UsageError(
-            f"no rank {wrong[0] if wrong else '?'} in a job of {world}", hint=f"ranks are 0 to {world - 1}"
-        )
-    return _SimulatedRanks(world, local, tuple(chosen))
-
-
-def _count(text: str, option: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise UsageError(
-            f"{option} {text}: a simulated device needs a number", hint=f"for example {option} 8"
-        )
-    return value
-
-
-def _without_torchrun(command: Sequence[str]) -> tuple[str, ...]:
-    """The command of one rank.
-
-    The interpreter of the torchrun command and what torchrun would have started.
-    """
-    return (command[0], *torchrun_script(command))
-
-
-def _device(spec: JobSpec) -> dict[str, Any] | None:
-    card = spec.device
-    if card is None:
-        return None
-    ranks = _simulated_ranks(spec)
-    capacity = card.capacity_bytes(ranks.world_size if ranks is not None else 1)
-    return {
-        "spec": card.name,
-        "name": card.product,
-        "capacity_bytes": spec.capacity_bytes if spec.capacity_bytes is not None else capacity,
-        "total_bytes": card.usable_bytes,
-        "compute_capability": list(card.compute_capability),
-        "multiprocessors": card.multiprocessors,
-        "context_bytes": card.context_bytes,
-        "nccl_bytes": card.nccl_bytes,
-        "source": card.source,
-    }
 
 
 @contextlib.contextmanager
@@ -387,12 +333,3 @@ def _write_result(attempt_dir: Path, result: JobResult) -> None:
 
     with contextlib.suppress(OSError):  # a full disk costs the file, not the caller's answer
         write_json(attempt_dir / layout.RESULT_FILE, {"host": socket.gethostname(), **result.to_json()})
-
-
-def spec_for_rerun(
-    spec: JobSpec, attempt_dir: Path, *, env: Mapping[str, str], plan: dict[str, Any]
-) -> JobSpec:
-    """`spec` with the changes of a set of fixes, for a new attempt."""
-    merged = {**spec.env, **env}
-    merged.pop(variables.OWNER, None)
-    return replace(spec, attempt_dir=attempt_dir, env=merged, plan=plan)

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oomscope.live.state import RankState, is_better
+from oomscope.live.state import RankState, choose_ranks
 from oomscope.protocol import layout
 from oomscope.protocol.records import number
-from oomscope.store.tail import read_attempt, read_records
+from oomscope.store.tail import iterate, read_records, record_files
+
+#: Losses per rank in result.json: enough to compare two runs, and a bounded file.
+MAX_STORED_LOSSES = 10_000
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,11 @@ class JobResult:
     timed_out: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """result.json."""
-        return asdict(self)
+        """result.json. A very long run keeps the first losses only; `steps` says how many there were."""
+        value = asdict(self)
+        for rank in value["ranks"]:
+            rank["losses"] = rank["losses"][:MAX_STORED_LOSSES]
+        return value
 
 
 def read_outcome(
@@ -193,21 +199,19 @@ def _is_fatal_oom(state: RankState) -> bool:
 
 def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]:
     """The states of the ranks (helpers left out), sorted by rank; and each file's losses."""
-    latest: dict[int, RankState] = {}
+    states = []
     losses: dict[str, list[float]] = {}
-    for name, records in read_attempt(attempt_dir).items():
-        state = RankState(file=name)
-        for record in records:
+    for path in record_files(attempt_dir):
+        state = RankState(file=path.name)
+        values = losses[path.name] = []
+        for record in iterate(path):
             state.take(record)
-        if state.rank is None:
-            continue
-        if is_better(state, latest.get(state.rank)):
-            latest[state.rank] = state
-        values = (number(record.get("loss")) for record in records if record.get("k") == "step")
-        losses[name] = [value for value in values if value is not None]
-    for state in latest.values():
+            loss = number(record.get("loss")) if record.get("k") == "step" else None
+            if loss is not None:
+                values.append(loss)
         state.refresh(alive=False)
-    return [latest[rank] for rank in sorted(latest)], losses
+        states.append(state)
+    return choose_ranks(states)[0], losses
 
 
 def _rank_result(state: RankState, losses: list[float]) -> RankResult:

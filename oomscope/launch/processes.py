@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
@@ -136,6 +137,25 @@ def marked_processes(attempt_dir: Path) -> list[int]:
                     found.append(int(name))
         except OSError:
             continue
+    return found
+
+
+def isolated_pythons(attempt_dir: Path) -> list[int]:
+    """Python processes of this attempt that were told to ignore PYTHONPATH, and so never load the agent."""
+    found = []
+    for pid in marked_processes(attempt_dir):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                program, *rest = stream.read().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        options = itertools.takewhile(
+            lambda word: word.startswith("-") and not word.startswith(("-c", "-m")), rest
+        )
+        if os.path.basename(program).startswith("python") and any(
+            set("IES") & set(word[1:]) for word in options
+        ):
+            found.append(pid)
     return found
 
 

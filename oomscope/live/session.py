@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oomscope.live.state import RankState, is_better
+from oomscope.live.state import RankState, choose_ranks
 from oomscope.protocol import layout
 from oomscope.store.session import Attempt, Session, process_start_time
 from oomscope.store.tail import FolderTail, Tail
@@ -89,16 +89,9 @@ class SessionView:
     def _refresh(self) -> bool:
         now = time.time_ns()
         over = self.attempt is not None and (self.attempt.path / layout.RESULT_FILE).exists()
-        ranks: dict[int, RankState] = {}
-        others = []
         for state in self._states.values():
             state.refresh(now, alive=_is_alive(state, over))
-            if state.rank is None:
-                others.append(state)
-            elif is_better(state, ranks.get(state.rank)):
-                ranks[state.rank] = state
-        self.ranks = [ranks[rank] for rank in sorted(ranks)]
-        self.others = others
+        self.ranks, self.others = choose_ranks(self._states.values())
         self.state = self.session.current_state()
         fingerprint = (self.state, *((state.rank, state.state) for state in self.ranks))
         changed = fingerprint != self._fingerprint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,19 +208,32 @@ class RankState:
         self.term = True
 
 
-def is_better(state: RankState, known: RankState | None) -> bool:
-    """Whether `state` rather than `known` is the rank, when two processes claim one number.
+def choose_ranks(states: Iterable[RankState]) -> tuple[list[RankState], list[RankState]]:
+    """Which processes are the ranks, sorted by rank, and which are others.
 
-    A member of a group beats the script that spawned the group and counts as rank 0 of nothing; of two members, the one
-    that started later is what torchrun restarted.
+    Two processes may claim one number. A member of a group beats the script that spawned the group and counts
+    as rank 0 of nothing; of two members, the one that started later is what torchrun restarted. And when a
+    script only started another one that trains, the one that trains is rank 0.
     """
-    if known is None:
-        return True
-    return (_in_group(state), state.first_t) > (_in_group(known), known.first_t)
+    ranks: dict[int, RankState] = {}
+    others = []
+    for state in states:
+        if state.rank is None:
+            others.append(state)
+        elif state.rank not in ranks or _claim(state) > _claim(ranks[state.rank]):
+            ranks[state.rank] = state
+    if set(ranks) <= {0} and all(state.step == 0 for state in ranks.values()):
+        trained = [state for state in others if state.step > 0]
+        if trained:
+            chosen = max(trained, key=lambda state: state.first_t)
+            others.remove(chosen)
+            chosen.rank = 0
+            ranks[0] = chosen
+    return [ranks[rank] for rank in sorted(ranks)], others
 
 
-def _in_group(state: RankState) -> bool:
-    return (state.world_size or 1) > 1
+def _claim(state: RankState) -> tuple[bool, int]:
+    return (state.world_size or 1) > 1, state.first_t
 
 
 _HANDLERS: dict[str, Callable[[RankState, Record], None]] = {

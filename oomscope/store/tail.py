@@ -142,23 +142,38 @@ class FolderTail:
         return sum(tail.lost for tail in self._tails.values())
 
 
+def iterate(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The complete records of one file, in order, without holding them all.
+
+    Raises:
+        SessionError: the writer was a newer oomscope.
+    """
+    tail = Tail(path)
+    while True:
+        before = tail._offset
+        yield from tail.poll()
+        if tail._offset == before:
+            return
+
+
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """All complete records of one file, in order.
 
     Raises:
         SessionError: the writer was a newer oomscope.
     """
-    return Tail(path).drain()
+    return list(iterate(path))
+
+
+def record_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The record files of an attempt (or prediction) folder, in order of their names."""
+    procs = Path(folder) / layout.PROCS_DIR
+    try:
+        return sorted(procs / entry.name for entry in os.scandir(procs) if layout.parse_proc_file(entry.name))
+    except OSError:
+        return []
 
 
 def read_attempt(folder: str | os.PathLike[str]) -> dict[str, list[dict[str, Any]]]:
-    """All records of an attempt (or prediction) folder.
-
-    File name in procs/ -> records, in order of the names.
-    """
-    procs = Path(folder) / layout.PROCS_DIR
-    try:
-        names = sorted(entry.name for entry in os.scandir(procs) if layout.parse_proc_file(entry.name))
-    except OSError:
-        return {}
-    return {name: read_records(procs / name) for name in names}
+    """All records of an attempt (or prediction) folder: file name in procs/ -> its records, in order."""
+    return {path.name: read_records(path) for path in record_files(folder)}
