@@ -2,8 +2,8 @@
 
     python benchmarks/diagnosis.py [--details] [CASES_FOLDER]
 
-Only what a person in front of the failure has is given to the rules: the stated facts and the numbers of the message
-("facts"), and beside them the description and when it happens ("all"). The established cause serves for comparison alone.
+Only what a person in front of the failure has is given to the rules: the stated facts and the numbers of the message,
+and in a second table also the description and the time. The established cause serves for comparison alone.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ def main() -> int:
             print(f"\n{len(chosen)} reports ({name}), {what}")
             counts = judge(chosen, everything=everything, details="--details" in sys.argv)
             print(
-                f"  right {counts['right']} ({counts['right'] / len(chosen):.0%}), secondary cause {counts['secondary']}, "
-                f"unknown {counts['unknown']}, wrong {counts['wrong']} (confidently {counts['confidently wrong']})"
+                f"  right {counts['right']} ({counts['right'] / len(chosen):.0%}), "
+                f"secondary cause {counts['secondary']}, unknown {counts['unknown']}, "
+                f"wrong {counts['wrong']} (confidently {counts['confidently wrong']})"
             )
     return 0
 

@@ -1,5 +1,4 @@
-"""`oomscope explain`: what an out-of-memory failure says, from a log, a pasted text, a snapshot or a session.
-"""
+"""`oomscope explain`: what an out-of-memory failure says, from a log, a pasted text, a snapshot or a session."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def frames(value: Any) -> tuple[Frame, ...]:
     """[[file, line, function], …] as frames; entries of another shape are skipped."""
     if not isinstance(value, list):
         return ()
-    found = []
-    for entry in value:
-        if isinstance(entry, list) and len(entry) >= 3 and isinstance(entry[1], int):
-            found.append(Frame(str(entry[0]), entry[1], str(entry[2])))
-    return tuple(found)
+    return tuple(
+        Frame(str(entry[0]), entry[1], str(entry[2]))
+        for entry in value
+        if isinstance(entry, list) and len(entry) >= 3 and isinstance(entry[1], int)
+    )
 
 
 def step_row(record: Record) -> StepRow | None:

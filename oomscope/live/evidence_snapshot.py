@@ -1,6 +1,4 @@
-"""A snapshot of the failing rank as facts: the live set at the failure, survivors of earlier steps, settings,
-pools.
-"""
+"""A snapshot of the failing rank as facts: the live set at the failure, survivors of earlier steps, settings, pools."""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ def from_reading(reading: LogReading, *, source: str, about: str = "", job: int 
 
 
 def choose(messages: Iterable[OomMessage], rank: int | None) -> OomMessage | None:
-    """The message to judge: of the first failing rank, rather an allocator's with numbers than a library's
-    echo.
-    """
+    """The message to judge: of the first failing rank, rather an allocator's with numbers than a library's echo."""
     candidates = [
         m for m in messages if m.is_oom or m.kind.endswith("_maybe_oom") or m.kind == "host_maybe_kill"
     ]

@@ -19,7 +19,7 @@ HIGH, LIKELY = 0.75, 0.5
 
 
 def sureness(confidence: float) -> str:
-    """ "high 0.92", "likely 0.57", "possible 0.35"."""
+    """A confidence in words: "high 0.92", "likely 0.57", "possible 0.35"."""
     word = "high" if confidence >= HIGH else "likely" if confidence >= LIKELY else "possible"
     return f"{word} {confidence:.2f}"
 

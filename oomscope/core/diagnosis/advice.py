@@ -65,9 +65,9 @@ def _against_sharding(e: Evidence) -> str | None:
         return "the job is sharded already"
     if e.ranks and len({r.rank for r in e.ranks}) < 2:
         return "there is only one rank to shard over"
-    if e.model is not None and e.model.static_bytes is not None and e.allocated:
-        if e.model.static_bytes <= 0.5 * e.allocated:
-            return "parameters, gradients and optimizer state are at most half of what was alive"
+    static = e.model.static_bytes if e.model is not None else None
+    if static is not None and e.allocated and static <= 0.5 * e.allocated:
+        return "parameters, gradients and optimizer state are at most half of what was alive"
     return None
 
 

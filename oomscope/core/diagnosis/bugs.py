@@ -73,7 +73,7 @@ def bugs() -> tuple[Bug, ...]:
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """ "2.10.0+cu128" -> (2, 10, 0); what is no number ends the key."""
+    """Numbers of a version: "2.10.0+cu128" -> (2, 10, 0); what is no number ends the key."""
     numbers = re.match(r"\d+(?:\.\d+)*", version.strip())
     return tuple(int(part) for part in numbers.group().split(".")) if numbers else ()
 

@@ -276,7 +276,7 @@ class LintFact:
 
 @dataclass(frozen=True)
 class Signal:
-    """A named observation that several sources can make: `uses:fsdp`, `phase:save`, `says:growing` …"""
+    """A named observation that several sources can make: `uses:fsdp`, `phase:save`, `says:growing`."""
 
     name: str
     text: str

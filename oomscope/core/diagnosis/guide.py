@@ -59,12 +59,17 @@ SHARD = (
     "neighbour, reduce "
     "buffers, and unsharded gradients under no_sync() come on top."
 )
-BUCKETS = "The guide counts 25 MB for DDP. Its buckets hold a second copy of all gradients unless gradient_as_bucket_view=True."
-FIRST_DEVICE = "The guide's DDP example lacks torch.cuda.set_device(local_rank): every rank then makes a context on GPU 0."
+BUCKETS = (
+    "The guide counts 25 MB for DDP. Its buckets hold a second copy of all gradients unless "
+    "gradient_as_bucket_view=True."
+)
+FIRST_DEVICE = (
+    "The guide's DDP example lacks set_device(local_rank): every rank then makes a context on GPU 0."
+)
 HOST = (
     "The guide has no branch for host memory: loaders, offload, pinned buffers, /dev/shm and cgroup limits."
 )
-VERIFY = "The guide ends with the advice. A fix counts when the rerun shows it: peak, phase of the new peak, and losses."
+VERIFY = "The guide ends with the advice. A fix counts when the rerun shows it: peak, phase of the new peak, losses."
 ENVIRONMENT = (
     "The guide writes two export lines; the second replaces the first. Settings are joined with commas, and "
     "max_split_size_mb makes no "

@@ -208,8 +208,9 @@ def scan_text(text: str) -> LogReading:
 
 
 def first_rank(messages: Iterable[OomMessage], root_rank: int | None = None) -> tuple[int | None, str]:
-    """(rank, reason) of the first failure: the launcher's own root cause, else time stamps, else the order of
-    the log.
+    """(rank, reason) of the first failure.
+
+    The launcher's own root cause, else time stamps, else the order of the log.
     """
     ranked = [m for m in messages if m.rank is not None and m.is_oom]
     if not ranked:

@@ -13,7 +13,8 @@ from typing import Any
 DEVICE_KINDS = frozenset(
     {
         "cuda_oom", "cuda_oom_1eb", "cuda_oom_short", "cuda_error_oom", "cuda_driver_oom",
-        "hip_oom", "hip_error_oom", "hip_driver_oom", "xpu_oom", "mps_oom", "npu_oom", "mlu_oom", "musa_oom", "hpu_oom", "xla_oom",
+        "hip_oom", "hip_error_oom", "hip_driver_oom", "xpu_oom", "mps_oom", "npu_oom", "mlu_oom", "musa_oom",
+        "hpu_oom", "xla_oom",
     }
 )  # fmt: skip
 #: A library beside torch's allocator found no memory: the shortage wears a disguise.

@@ -156,8 +156,9 @@ def frames_above(lines: list[Line], index: int) -> list[Frame]:
 
 
 def _source_below(lines: list[Line], position: int, end: int, number: int) -> str:
-    """The source text that a traceback prints under a frame: the next line, or in rich's the one with the
-    frame's number.
+    """The source text that a traceback prints under a frame.
+
+    The next line, or in rich's the one with the frame's number.
     """
     below = lines[position + 1].text if position + 1 < end else ""
     if _FILE.search(below) or "Traceback (most" in below:
@@ -173,8 +174,9 @@ def _source_below(lines: list[Line], position: int, end: int, number: int) -> st
 
 
 def merge(messages: list[OomMessage]) -> list[OomMessage]:
-    """Echoes of one event become one message: the same numbers again, a killed pid named twice, the two lines
-    of old THC errors.
+    """Echoes of one event become one message.
+
+    The same numbers again, a killed pid named twice, the two lines of old THC errors.
 
     Failures of the launcher's other ranks (`elastic_fail_other`) stand only when the log holds nothing else:
     beside a real text they are its echo.

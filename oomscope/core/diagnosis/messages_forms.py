@@ -160,8 +160,9 @@ def _numpy(match: re.Match[str], segment: str) -> Fields:
 
 @dataclass(frozen=True)
 class Form:
-    """One form: the anchor in squeezed text, its kind (a reader may refine it), and how to read the numbers
-    of its segment.
+    """One form.
+
+    The anchor in squeezed text, its kind (a reader may refine it), and how to read the numbers of its segment.
     """
 
     kind: str

@@ -1,5 +1,4 @@
-"""Log lines made comparable: colours, boxes and prefixes off, ranks and time stamps noted, white space
-squeezed out.
+"""Log lines made comparable: colours, boxes and prefixes off, ranks and time stamps noted, white space squeezed out.
 
 Ranks of one job write into one log. Lines are therefore sorted into streams by their rank prefix before a
 text that spans several lines is put together.

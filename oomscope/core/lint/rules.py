@@ -196,9 +196,7 @@ def eval_no_grad(script: Script) -> Iterator[Finding]:
 
 
 def load_device(script: Script) -> Iterator[Finding]:
-    """torch.load without map_location puts tensors back where they were saved from: often cuda:0 for all
-    ranks.
-    """
+    """torch.load without map_location puts tensors back where they were saved from: often cuda:0 for all ranks."""
     for call, name in zip(script.calls, script.names, strict=True):
         if name == "torch.load" and keyword(call, "map_location") is None and len(call.args) < 2:
             yield script.finding(
@@ -234,7 +232,7 @@ def data_parallel(script: Script) -> Iterator[Finding]:
 
 
 def zero_grad(script: Script) -> Iterator[Finding]:
-    """zero_grad(set_to_none=False) keeps the gradients through the next forward."""
+    """Zeroed gradients stay allocated through the next forward; None ones do not."""
     for call, _ in _method_calls(script, "zero_grad"):
         if is_constant(keyword(call, "set_to_none"), False):
             yield script.finding(
@@ -278,7 +276,7 @@ def full_state_dict(script: Script) -> Iterator[Finding]:
 
 
 def no_sync(script: Script) -> Iterator[Finding]:
-    """no_sync() under sharding keeps unsharded gradients."""
+    """Sharded training keeps unsharded gradients where synchronisation is off."""
     sharded = script.has(r"FSDP$|FullyShardedDataParallel$|fully_shard$")
     for call, name in zip(script.calls, script.names, strict=True):
         if sharded and (name.endswith(".no_sync") or name.endswith(".set_requires_gradient_sync")):
@@ -292,23 +290,21 @@ def no_sync(script: Script) -> Iterator[Finding]:
 def buckets(script: Script) -> Iterator[Finding]:
     """DDP without gradient_as_bucket_view holds the gradients twice."""
     for call, name in zip(script.calls, script.names, strict=True):
-        if re.search(r"(?:^|\.)(?:DistributedDataParallel|DDP)$", name):
-            if not is_constant(keyword(call, "gradient_as_bucket_view"), True):
-                yield script.finding(
-                    "ddp-buckets", call, "DDP without gradient_as_bucket_view=True holds all gradients twice"
-                )
+        is_ddp = re.search(r"(?:^|\.)(?:DistributedDataParallel|DDP)$", name)
+        if is_ddp and not is_constant(keyword(call, "gradient_as_bucket_view"), True):
+            yield script.finding(
+                "ddp-buckets", call, "DDP without gradient_as_bucket_view=True holds all gradients twice"
+            )
 
 
 def cudnn_benchmark(script: Script) -> Iterator[Finding]:
     """cudnn.benchmark tries algorithms with large workspaces in the first iterations of each shape."""
     for node in script.nodes:
-        if isinstance(node, ast.Assign) and any(
-            dotted(each).endswith("cudnn.benchmark") for each in node.targets
-        ):
-            if is_constant(node.value, True):
-                yield script.finding(
-                    "cudnn-benchmark", node, "cudnn.benchmark=True tries algorithms with large workspaces"
-                )
+        if not isinstance(node, ast.Assign) or not is_constant(node.value, True):
+            continue
+        if any(dotted(each).endswith("cudnn.benchmark") for each in node.targets):
+            text = "cudnn.benchmark=True tries algorithms with large workspaces"
+            yield script.finding("cudnn-benchmark", node, text)
 
 
 def memory_fraction(script: Script) -> Iterator[Finding]:
@@ -321,9 +317,7 @@ def memory_fraction(script: Script) -> Iterator[Finding]:
 
 
 def caught_oom(script: Script) -> Iterator[Finding]:
-    """The recovery runs inside the except block, where the exception still holds the frames and their
-    tensors.
-    """
+    """The recovery runs inside the except block, where the exception still holds the frames and their tensors."""
     for node in script.nodes:
         if not isinstance(node, ast.ExceptHandler) or node.type is None:
             continue

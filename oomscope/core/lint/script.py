@@ -1,5 +1,6 @@
-"""A parsed training script with what every rule asks: dotted names, parents, loops, guards, and what the
-losses are called.
+"""A parsed training script with what every rule asks.
+
+Dotted names, parents, loops, guards, and what the losses are called.
 """
 
 from __future__ import annotations
@@ -134,9 +135,7 @@ class Script:
         return False
 
     def guarded(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
-        """Runs on one rank only: under a condition on the rank, after an early return, or called only from
-        there.
-        """
+        """Runs on one rank only: under a condition on the rank, after an early return, or called only from there."""
         for parent in self.above(node):
             if isinstance(parent, ast.If) and _RANK.search(ast.unparse(parent.test)):
                 return True

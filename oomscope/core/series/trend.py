@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from oomscope.units import MIB
 
@@ -115,7 +116,7 @@ def _kind(
     stopped = max(tail) - min(tail) <= noise and _fit(xs[-length:], tail)[0] < 0.3 * slope
     if rose > noise and stopped and len(ys) >= 6:
         return "plateau", None
-    rising = sum(1 for a, b in zip(ys, ys[1:], strict=False) if b > a) / (len(ys) - 1)
+    rising = sum(1 for a, b in pairwise(ys) if b > a) / (len(ys) - 1)
     if slope - half > 0 and rose > noise and (r2 >= 0.9 or (rising >= 0.8 and r2 >= 0.6)):
         return "leak", None
     return "unclear", None

@@ -1,5 +1,6 @@
-"""The job simply needs more than the card has: activations, static state, the first optimizer step, the
-longest batch.
+"""The job simply needs more than the card has.
+
+Activations, static state, the first optimizer step, the longest batch.
 """
 
 from __future__ import annotations
@@ -259,7 +260,7 @@ def _says_full(e: Evidence) -> bool:
 def _by_correlation(e: Evidence, sizes: list[float], peaks: list[float]) -> Answer:
     spread = max(sizes) / max(1.0, min(sizes))
     rho = correlation(sizes, peaks)
-    text = f"peak and input size of {len(sizes)} steps correlate with {rho or 0:.2f}; the inputs differ by a factor {spread:.1f}"
+    text = f"peak and input size of {len(sizes)} steps correlate with {rho or 0:.2f}; inputs differ {spread:.1f}-fold"
     evidence = t.facts(Fact(text, "steps", rho), t.request_fact(e), t.shortfall_fact(e), t.trend_fact(e))
     if rho is None or rho < 0.8 or spread < 1.15:
         return Excluded(evidence)

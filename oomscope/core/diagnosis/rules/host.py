@@ -1,6 +1,4 @@
-"""Host memory: copies per rank, loader workers, offloaded state, /dev/shm, and limits of cgroups and
-schedulers.
-"""
+"""Host memory: copies per rank, loader workers, offloaded state, /dev/shm, and limits of cgroups and schedulers."""
 
 from __future__ import annotations
 

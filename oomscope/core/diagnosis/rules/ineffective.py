@@ -8,10 +8,10 @@ from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undec
 from oomscope.core.diagnosis.rules import tools as t
 
 _WHY = {
-    "ckpt": "Checkpointing saves only what lies inside the wrapped region and outside its inputs; a region that is the whole model, or "
-    "a single layer, saves nothing.",
-    "amp-bf16": "Under autocast parameters, gradients and optimizer state stay fp32 and half-precision copies are added: where "
-    "parameters dominate, the peak does not fall.",
+    "ckpt": "Checkpointing saves only what lies inside the wrapped region and outside its inputs; a region that is "
+    "the whole model, or a single layer, saves nothing.",
+    "amp-bf16": "Under autocast parameters, gradients and optimizer state stay fp32 and half-precision copies are "
+    "added: where parameters dominate, the peak does not fall.",
     "expandable": "expandable_segments mends only memory that lies in pieces; what is live stays live.",
 }
 _SHARDING = ("uses:fsdp", "uses:zero", "uses:deepspeed")

@@ -1,5 +1,6 @@
-"""Memory that outlives its use for other reasons than a list of losses: evaluation, casts, cycles,
-exceptions, hooks, frameworks.
+"""Memory that outlives its use for other reasons than a list of losses.
+
+Evaluation, casts, cycles, exceptions, hooks, frameworks.
 """
 
 from __future__ import annotations

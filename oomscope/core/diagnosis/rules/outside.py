@@ -59,15 +59,14 @@ def _other_process(e: Evidence) -> Answer:
 def _by_arithmetic(e: Evidence) -> Answer:
     a = e.arithmetic
     assert a is not None and a.other is not None  # noqa: PT018  # the tag says so
-    if e.message is not None and e.message.allocated_bytes is not None and a.own_other is not None:
-        if a.foreign is not None and a.foreign < 0.5 * a.other:
-            return Finding(
-                0.45,
-                "Much of the card is used by this very process, outside torch's allocator: libraries, NCCL, or "
-                "another framework.",
-                (Fact(f"{t.size(a.own_other)} of this process lie outside torch", "message", a.own_other),),
-                (t.PROCESSES,),
-            )
+    if a.own_other is not None and a.foreign is not None and a.foreign < 0.5 * a.other:
+        return Finding(
+            0.45,
+            "Much of the card is used by this very process, outside torch's allocator: libraries, NCCL, or "
+            "another framework.",
+            (Fact(f"{t.size(a.own_other)} of this process lie outside torch", "message", a.own_other),),
+            (t.PROCESSES,),
+        )
     known = a.foreign is not None
     held = a.foreign if a.foreign is not None else a.other
     listed = e.message.other_processes if e.message is not None else ()

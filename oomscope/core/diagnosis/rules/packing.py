@@ -1,6 +1,4 @@
-"""The bytes were there and could not be used: fragmentation, blocks held by streams, and pools that do not
-share.
-"""
+"""The bytes were there and could not be used: fragmentation, blocks held by streams, and pools that do not share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Memory of loading, resuming, initialising and saving: copies that exist for a moment and count all the
-same.
-"""
+"""Memory of loading, resuming, initialising and saving: copies that exist for a moment and count all the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Short peaks: one giant tensor, optimizer temporaries, convolution workspaces, unsynchronised gradients,
-buckets, absurd sizes.
+"""Short peaks.
+
+One giant tensor, optimizer temporaries, convolution workspaces, unsynchronised gradients, buckets, absurd sizes.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _is_conv(frame: Frame) -> bool:
 def _no_sync(e: Evidence) -> Answer:
     lint, said = e.lint_of("no-sync"), e.signal("says:no_sync")
     sharded = e.signal("uses:fsdp", "uses:zero", "uses:deepspeed")
-    text = "Without synchronisation a sharded job keeps whole, unsharded gradients on each card until the last micro-batch."
+    text = "Without synchronisation a sharded job keeps unsharded gradients on each card until the last micro-batch."
     if lint is not None and (e.failed or said):
         return Finding(
             0.85,

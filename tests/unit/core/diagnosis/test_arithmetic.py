@@ -7,7 +7,7 @@ from oomscope.core.diagnosis.arithmetic import MEANING, analyse
 from oomscope.core.diagnosis.message import OomMessage
 from oomscope.units import GIB
 
-EVERY = dict(
+EVERY = dict(  # noqa: C408
     tried_bytes=GIB,
     capacity_bytes=24 * GIB,
     free_bytes=GIB // 2,
@@ -91,7 +91,7 @@ def test_never_both_short_and_servable(tried, capacity, free, allocated, unalloc
             free_bytes=free,
             allocated_bytes=allocated,
             reserved_unallocated_bytes=unallocated,
-        )  # fmt: skip
+        )
     )
     short = numbers.has("short_without_fragmentation")
     servable = numbers.has("defragmentation_major") or numbers.has("defragmentation_minor")
