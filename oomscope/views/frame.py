@@ -46,7 +46,7 @@ class Frame:
     fixes_attempt: int = 0
     comparison: Comparison | None = None
     command: tuple[str, ...] = ()
-    """The command line of the current attempt."""
+    """The command line of the current attempt, paths below `cwd` relative to it."""
     cwd: str = ""
     device_word: str = "measured"
     """"simulated" or "measured": what the current attempt's device numbers are."""

@@ -6,6 +6,7 @@ away.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,49 +66,66 @@ def freeze(series: Series | None) -> History:
 
 @dataclass(frozen=True)
 class Columns:
-    """A stretch of history as chart columns, oldest first."""
+    """A stretch of history as chart columns, oldest first; every bucket is in exactly one column, or fills several."""
 
     first_step: int
-    steps_per_column: float
-    """Below 1 when one step is drawn several columns wide."""
-    last_step: int
+    span: int
+    """Steps per bucket."""
+    buckets: int
     low: list[int]
     peak: list[int]
     reserved: list[int]
 
+    @property
+    def last_step(self) -> int:
+        """The newest step in view; `first_step` − 1 when there is none."""
+        return self.first_step + self.buckets * self.span - 1
+
+    @property
+    def steps_per_column(self) -> float:
+        """Below 1 when one step is drawn several columns wide."""
+        return self.buckets * self.span / max(1, len(self.peak))
+
     def step_at(self, column: int) -> int:
         """The first step that `column` stands for."""
-        return min(self.last_step, self.first_step + int(column * self.steps_per_column))
+        return self.first_step + column * self.buckets // max(1, len(self.peak)) * self.span
 
     def column_of(self, step: int) -> int | None:
-        """The column that shows `step`; None when it is out of view."""
-        if not self.peak or not self.first_step <= step <= self.last_step:
+        """The (first) column that shows `step`; None when it is out of view."""
+        width = len(self.peak)
+        if not width or not self.first_step <= step <= self.last_step:
             return None
-        return min(len(self.peak) - 1, int((step - self.first_step) / self.steps_per_column))
+        bucket = (step - self.first_step) // self.span
+        if self.buckets <= width:
+            return -(-bucket * width // self.buckets)
+        return ((bucket + 1) * width - 1) // self.buckets
 
 
 def cut(history: History, width: int, *, window: int | None = None, end: int | None = None) -> Columns:
-    """The `window` (None: all) newest steps up to step `end` in at most `width` columns."""
+    """The `window` (None: all) newest steps up to step `end` in exactly `width` columns; none without history."""
     stop = len(history.peak) if end is None else history.bucket_of(end) + 1
     start = 0 if window is None else max(0, stop - max(1, round(window / history.span)))
     count = stop - start
     first = history.first_step + start * history.span
     if count <= 0 or width <= 0:
-        return Columns(first, 1.0, first, [], [], [])
+        return Columns(first, history.span, 0, [], [], [])
+    edges = [start + x * count // width for x in range(width + 1)]
     if count <= width:
-        repeat = width // count
-        picked = [i for i in range(start, stop) for _ in range(repeat)]
-        low = [history.low[i] for i in picked]
-        peak = [history.peak[i] for i in picked]
-        reserved = [history.reserved[i] for i in picked] if history.reserved else []
-        per_column = history.span / repeat
-    else:
-        group = -(-count // width)
-        bounds = range(start, stop, group)
-        low = [min(history.low[i : min(stop, i + group)]) for i in bounds]
-        peak = [max(history.peak[i : min(stop, i + group)]) for i in bounds]
-        reserved = (
-            [max(history.reserved[i : min(stop, i + group)]) for i in bounds] if history.reserved else []
+        picked = edges[:-1]
+        return Columns(
+            first,
+            history.span,
+            count,
+            [history.low[i] for i in picked],
+            [history.peak[i] for i in picked],
+            [history.reserved[i] for i in picked] if history.reserved else [],
         )
-        per_column = float(group * history.span)
-    return Columns(first, per_column, first + count * history.span - 1, low, peak, reserved)
+    pairs = list(itertools.pairwise(edges))
+    return Columns(
+        first,
+        history.span,
+        count,
+        [min(history.low[a:b]) for a, b in pairs],
+        [max(history.peak[a:b]) for a, b in pairs],
+        [max(history.reserved[a:b]) for a, b in pairs] if history.reserved else [],
+    )

@@ -166,6 +166,8 @@ class SessionModel:
         exception = next((_exception(s.exception) for s in states if s.exception), "")
         current = next((f for f in files if f.number == number), None)
         info: Mapping[str, Any] = current.load("attempt") if current else {}
+        command = texts(info, "command") or texts(self.session.info, "command")
+        cwd = text(info, "cwd") or text(self.session.info, "cwd")
         return Frame(
             path=self.session.path,
             state=state,
@@ -188,8 +190,8 @@ class SessionModel:
             fixes=offered,
             fixes_attempt=predicted.number if predicted else 0,
             comparison=comparison,
-            command=texts(info, "command") or texts(self.session.info, "command"),
-            cwd=text(info, "cwd") or text(self.session.info, "cwd"),
+            command=tuple(wording.below(part, cwd) for part in command),
+            cwd=cwd,
             device_word=wording.kind_of_number(any(row.simulated for row in rows)),
             problems=tuple(problem for f in files for problem in f.problems()),
         )  # fmt: skip

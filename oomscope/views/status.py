@@ -117,7 +117,7 @@ def _proved(last: AttemptRow) -> Alert:
         said += f": {last.word} peak {wording.gib(last.reached_bytes)}"
         said += f" of {wording.gib(last.capacity_bytes)} GiB" if last.capacity_bytes else " GiB"
         said += f", predicted {wording.gib(last.predicted.peak_bytes)}" if last.predicted else ""
-    return Alert("ok", said, "5", "compare")
+    return Alert("ok", said, "5", "proof")
 
 
 def _ended(state: str, ranks: Sequence[RankRow], diagnosis: Diagnosis | None, exception: str) -> Alert:

@@ -38,6 +38,12 @@ def per_step(change: float | None) -> str:
     return f"{change / GIB:+.2f}".replace("-", "−")
 
 
+def below(path: str, folder: str) -> str:
+    """`path` relative to `folder` when it lies in it: shorter, and as exact for whoever runs the job from there."""
+    prefix = folder.rstrip("/") + "/"
+    return path[len(prefix) :] if folder and path.startswith(prefix) else path
+
+
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}"
 

@@ -42,7 +42,7 @@ async def test_alert_leads_from_the_oom_to_the_fixes(
     home: Path, opened: Any, sessions: Any, text_of: Any
 ) -> None:
     async with opened(sessions.waiting(home)) as pilot:
-        assert "out of memory: Activations exceed the card; 3 fixes fit" in text_of(pilot.app)
+        assert "out of memory: activations exceed the card; 3 fixes fit" in text_of(pilot.app)
         assert "[4] choose" in text_of(pilot.app)
         await pilot.click("AlertLine")
         await pilot.pause()
@@ -431,7 +431,7 @@ async def test_hostile_text_cannot_reach_the_terminal(
     async with opened(session, start="oom") as pilot:
         text = text_of(pilot.app)
     assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c == "\u202e" for c in text)
-    assert "title" in text
+    assert "Title" in text
 
 
 async def test_torn_json_is_reported_and_survived(

@@ -122,6 +122,8 @@ class BaseScreen(Screen[None]):
             action = known.get(active.binding.id or "")
             if action is None or not action.footer or action.id in seen or not active.enabled:
                 continue
+            if self.has_class("-missing") and action.group != actions.EVERYWHERE:
+                continue
             seen.add(action.id)
             entries.append((action.keys.split(",")[0], action.label, action.footer))
         self.query_one(FooterLine).show(self.MODE, entries)

@@ -165,7 +165,7 @@ class FixesScreen(BaseScreen):
     def action_recommend(self) -> None:
         found = self.host.frame.fixes if self.host.frame else None
         if found is None or not found.recommended:
-            self.notify("no combination is predicted to fit")
+            self.notify("nothing is predicted yet" if found is None else "no combination is predicted to fit")
             return
         self.query_one(FixList).choose(found.recommended)
         self.refresh_frame()
@@ -182,7 +182,7 @@ class FixesScreen(BaseScreen):
         found = frame.fixes if frame else None
         chosen = list(self.query_one(FixList).chosen)
         if frame is None or found is None or not chosen:
-            self.notify("tick a fix first: space")
+            self.notify("nothing is predicted yet" if found is None else "tick a fix first: space")
             return
         clash = found.conflict(chosen)
         if clash:

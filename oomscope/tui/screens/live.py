@@ -11,6 +11,7 @@ from textual.css.query import NoMatches
 
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.widgets.composition import CompositionBars
 from oomscope.tui.widgets.eventlog import EventLog, ProgressLines
 from oomscope.tui.widgets.lines import LineList
 from oomscope.tui.widgets.phasebars import PhaseBars
@@ -47,10 +48,10 @@ class LiveScreen(BaseScreen):
     LiveScreen #charts { width: 1fr; height: 1fr; }
     LiveScreen #grid { layout: grid; grid-size: 2; display: none; height: 1fr; }
     LiveScreen.-wide #grid { grid-size: 4; }
-    LiveScreen PhaseBars { display: none; }
+    LiveScreen PhaseBars, LiveScreen CompositionBars { display: none; }
     LiveScreen.-all #grid { display: block; }
-    LiveScreen.-all #timeline, LiveScreen.-phases #timeline { display: none; }
-    LiveScreen.-phases PhaseBars { display: block; }
+    LiveScreen.-all #timeline, LiveScreen.-phases #timeline, LiveScreen.-made-up #timeline { display: none; }
+    LiveScreen.-phases PhaseBars, LiveScreen.-made-up CompositionBars { display: block; }
     LiveScreen #events { width: 48; height: 1fr; }
     LiveScreen.-narrow #events, LiveScreen.-short #events { display: none; }
     LiveScreen.-wide.-tall #progress { display: none; }
@@ -69,6 +70,7 @@ class LiveScreen(BaseScreen):
                 yield Timeline(id="timeline")
                 yield Container(id="grid")
                 yield PhaseBars()
+                yield CompositionBars()
             with Vertical(id="events", classes="pane"):
                 yield EventLog()
 
@@ -93,14 +95,18 @@ class LiveScreen(BaseScreen):
         row = frame.row(self.host.rank)
         view = _VIEWS[self._view]
         peaks = frame.phase_peaks.get(self.host.rank, {})
-        if view == "selected" and peaks and not frame.history(self.host.rank).peak:
-            view = "phases"  # the first step has not ended: its phases are all there is to see
-        for name in _VIEWS:
+        made_up = frame.composition if frame.diagnosis_attempt == frame.attempt else None
+        if view == "selected" and not frame.history(self.host.rank).peak and (peaks or made_up):
+            # The first step has not ended: its phases, or what filled it, are all there is to see.
+            view = "phases" if peaks else "made-up"
+        for name in (*_VIEWS, "made-up"):
             self.set_class(name == view, f"-{name}")
         if view == "selected":
             self.query_one("#timeline", Timeline).show(timeline_data(frame, row))
         elif view == "all":
             self._show_multiples(frame)
+        elif view == "made-up":
+            self.query_one(CompositionBars).show(made_up, frame.device_word)
         else:
             self.query_one(PhaseBars).show(row, peaks)
 
@@ -210,6 +216,7 @@ def timeline_data(frame: Frame, row: RankRow | None, *, short: bool = False) -> 
         return TimelineData(
             title,
             f"rank {row.rank}",
+            f"rank {row.rank}  {wording.size(row.used_bytes)}",
             history,
             row.capacity_bytes,
             "memory of this machine",
@@ -224,6 +231,7 @@ def timeline_data(frame: Frame, row: RankRow | None, *, short: bool = False) -> 
     return TimelineData(
         f"rank {row.rank}" if short else f"rank {row.rank}  {numbers}",
         f"rank {row.rank}",
+        f"rank {row.rank}  {wording.gib(row.used_bytes)}/{wording.gib(row.reserved_bytes)} GiB",
         history,
         row.usable_bytes,
         "capacity" if row.other_bytes == 0 else "usable limit",

@@ -73,6 +73,7 @@ class OomScreen(BaseScreen):
         tall = self.size.height >= 32
         self.query_one(VerdictBlock).show(found, 5 if tall else 2)
         flow = self.query_one(FlowList)
+        flow.brief = self.query_one(EvidenceList).brief = not tall
         if tall and not flow.shows_all and len(found.flow) <= self.size.height - 20:
             flow.shows_all = True
         flow.show(found)
@@ -84,7 +85,9 @@ class OomScreen(BaseScreen):
         lines = view.source_lines(where, context=2 if tall else 1) if where else ()
         self.set_class(bool(lines), "-source")
         if where is not None and lines:
-            title = f"{where.file}:{where.line}" + (f" in {where.function}" if where.function else "")
+            title = f"{wording.below(where.file, frame.cwd)}:{where.line}" + (
+                f" in {where.function}" if where.function else ""
+            )
             self.query_one(SourcePane).show(title, lines)
 
     def headline(self, frame: Frame) -> Headline:

@@ -88,7 +88,7 @@ class FixList(LineList):
         spans: list[Span] = [
             ("› " if selected else "  ", "bold"),
             (tick, "key" if row.id in self.chosen else "dim" if not row.can_be_ticked else ""),
-            (f" {clip(row.id, 17):<17}", "bold" if row.applicable and row.effective is not False else "dim"),
+            (f" {clip(row.id, 19):<19}", "bold" if row.applicable and row.effective is not False else "dim"),
         ]
         note = row.note()
         if note or row.predicted is None:
@@ -101,7 +101,7 @@ class FixList(LineList):
 
 
 def _head(wide: bool) -> list[Span]:
-    head = f"     {' fix':<18}{'saves GiB':>10}{'peak GiB':>12}  {'fits':<6}{'time':>7}  {'risk':<9}"
+    head = f"     {' fix':<20}{'saves GiB':>10}{'peak GiB':>12}  {'fits':<6}{'time':>7}  {'risk':<9}"
     if wide:
         head += f"{'effort':>7}  what it does"
     return [(head, "heading")]

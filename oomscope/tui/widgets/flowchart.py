@@ -22,6 +22,8 @@ class FlowList(LineList):
         self._questions: tuple[Node, ...] = ()
         self._verdict = ""
         self.shows_all = False
+        self.brief = False
+        """Only the path, where there is little room."""
 
     def show(self, diagnosis: Diagnosis) -> None:
         verdict = diagnosis.verdict.rule if diagnosis.verdict else ""
@@ -50,7 +52,8 @@ class FlowList(LineList):
         """On the path and top-level questions; all of them after `d`."""
         if self.shows_all:
             return list(self._questions)
-        return [n for n in self._questions if n.on_path or n.depth == 0]
+        path = [n for n in self._questions if n.on_path or (n.depth == 0 and not self.brief)]
+        return path or [n for n in self._questions if n.depth == 0]
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         nodes = self.in_view()
@@ -119,6 +122,8 @@ class EvidenceList(LineList):
         super().__init__(id=id)
         self._node: Node | None = None
         self._verdict: Verdict | None = None
+        self.brief = False
+        """Without the question, which the flowchart shows already."""
 
     def show(self, node: Node | None, verdict: Verdict | None) -> None:
         """`verdict`: shown with a node that led to it, and when there is no flowchart at all."""
@@ -130,7 +135,7 @@ class EvidenceList(LineList):
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         rows: list[Row] = []
         node, verdict = self._node, self._verdict
-        if node is not None:
+        if node is not None and not self.brief:
             rows += [Row([(line, "bold")]) for line in wrap(node.question, width)]
             answer, style = _ANSWERS[node.answer]
             rows.append(
@@ -142,6 +147,7 @@ class EvidenceList(LineList):
                     ]
                 )
             )
+        if node is not None:
             rows += evidence_rows(node.evidence, node.missing, width)
             if not node.evidence and not node.missing:
                 rows.append(Row([("no separate evidence", "dim")]))

@@ -91,6 +91,7 @@ class LineList(ScrollView, can_focus=True):
         keys = [row.key for row in self._rows if row.key]
         if self.cursor_key not in keys:
             self.cursor_key = keys[0] if keys else ""
+            self._header, self._rows = self.build(width)  # rows mark the cursor themselves
 
     def render_line(self, y: int) -> Strip:
         self._ensure()

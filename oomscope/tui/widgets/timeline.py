@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from oomscope.tui.themes import Palette, palette
-from oomscope.tui.widgets.spans import Span, clip, columns, pad, to_strip
+from oomscope.tui.widgets.spans import Span, clip, columns, pad, to_strip, width_of
 from oomscope.units import GIB
 from oomscope.views import wording
 from oomscope.views.series import EMPTY, Columns, History, cut
@@ -39,6 +39,8 @@ class TimelineData:
     title: str
     name: str = ""
     """The short form of the title, for when the cursor's numbers need the room."""
+    short_title: str = ""
+    """For a narrow chart."""
     history: History = EMPTY
     capacity_bytes: int | None = None
     """The top of the chart when it is known and near; drawn as a line."""
@@ -129,7 +131,7 @@ class Timeline(Widget):
         if self.cursor_step is not None and self.shown.peak:
             left: list[Span] = [(f" {data.name}  ", "bold"), *self._readout()]
         else:
-            left = [(f" {data.title}", "bold"), (f"  {data.unit_note}" if data.unit_note else "", "dim")]
+            left = [(f" {data.title}", "bold")]
         if self._compact or self.cursor_step is not None:
             return pad(left, width)
         brief = width < 100
@@ -143,6 +145,11 @@ class Timeline(Widget):
                 (glyph if name not in self.hidden else " ", _STYLES[name]),
                 (f" {label.removeprefix('step ') if brief else label}  ", "dim"),
             ]
+        note: Span = (f"  {data.unit_note}" if data.unit_note else "", "dim")
+        if width_of([*left, note, *legend]) < width:
+            left.append(note)
+        elif width_of([*left, *legend]) >= width:
+            left = [(f" {data.short_title or data.name}", "bold")]
         return columns(left, legend, width)
 
     def _readout(self) -> list[Span]:
@@ -158,7 +165,7 @@ class Timeline(Widget):
         if self._mark is not None and self._mark != step:
             other = history.bucket_of(self._mark)
             change = history.low[bucket] - history.low[other]
-            parts.append((f"  low {change / GIB:+.2f} since step {self._mark}", "warn"))
+            parts.append((f"  low {change / GIB:+.2f} since step {self._mark}".replace("-", "−"), "warn"))
         return parts
 
     def _top(self, shown: Columns) -> int:
