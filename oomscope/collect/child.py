@@ -88,7 +88,7 @@ class Child:
         return 0
 
     def _sample(self) -> None:
-        tiers = self._schedule.due(time.monotonic())
+        tiers = self._schedule.due(time.monotonic()) | {Tier.FAST}
         started = time.perf_counter_ns()
         records = self._collector.sample(tiers)
         cost_us = (time.perf_counter_ns() - started) // 1000
@@ -98,12 +98,10 @@ class Child:
         _write(*records, tick)
 
     def _sleep(self) -> bool:
-        """Waits for the next tier, reading orders meanwhile; False when stdin is closed."""
-        while (left := self._schedule.wait_s(time.monotonic())) > 0:
-            ready, _, _ = select.select([0], [], [], left)
-            if ready and not self._read_orders():
-                return False
-        return True
+        """Waits for the next tier or an order, which is answered with a reading; False when stdin is closed."""
+        left = self._schedule.wait_s(time.monotonic())
+        ready, _, _ = select.select([0], [], [], left)
+        return self._read_orders() if ready else True
 
     def _read_orders(self) -> bool:
         data = os.read(0, 65536)

@@ -10,11 +10,12 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from oomscope.collect.base import PERIOD_S, Record, Tier
+from oomscope.collect.base import PERIOD_S, Record, State, Tier
 from oomscope.collect.supervisor import Status, SupervisedCollector
 from oomscope.protocol import layout
 from oomscope.units import MIB
@@ -91,6 +92,9 @@ class HostRecorder:
         self._on_record = on_record
         self._stop = threading.Event()
         self._wanted: list[int] | None = None
+        self._host_records = 0
+        self._ask_again = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomscope-host", daemon=True)
 
     @property
@@ -106,8 +110,21 @@ class HostRecorder:
         """The processes of the job, whenever they change."""
         self._wanted = sorted(set(pids))
 
+    def settle(self, timeout_s: float = 1.0) -> None:
+        """Asks for one more reading and waits for it: how the job ended stands in the first one after its end."""
+        if not self._wanted:
+            return
+        before, deadline = self._host_records, time.monotonic() + timeout_s
+        self._ask_again = True
+        self._wake.set()
+        while self._host_records == before and time.monotonic() < deadline:
+            if self._collectors[0].status.state is not State.OK:
+                return
+            time.sleep(0.01)
+
     def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
         self._thread.join(5.0)
 
     def __enter__(self) -> HostRecorder:
@@ -120,16 +137,18 @@ class HostRecorder:
 
     def _run(self) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        number = 0
+        number, asked = 0, False
         told: list[int] | None = None
         try:
             while not self._stop.is_set():
-                if self._wanted != told:
-                    told = self._wanted
+                if self._ask_again or self._wanted != told:
+                    told, asked, self._ask_again = self._wanted, self._ask_again, False
                     for collector in self._collectors:
                         collector.watch(told or ())
                 number = self._round(descriptor, number)
-                self._stop.wait(_POLL_S)
+                # The answer to a question comes within milliseconds.
+                self._wake.wait(_POLL_S / 20 if asked else _POLL_S)
+                self._wake.clear()
             self._round(descriptor, number)
         finally:
             for collector in self._collectors:
@@ -140,6 +159,7 @@ class HostRecorder:
         lines = []
         for collector in self._collectors:
             for record in collector.poll():
+                self._host_records += record["k"] == "host"
                 if self._on_record is not None:
                     self._on_record(record)
                 if self._thinner.keep(record):

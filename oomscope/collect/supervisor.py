@@ -84,7 +84,7 @@ class SupervisedCollector:
         if self._child is None:
             if now >= self._not_before:
                 self._start(now)
-            return [self.state_record()] if self.status.state is State.FAILED else []
+            return [self.state_record()] if self._child is None and self.status.code == "start" else []
         before = self.status.state
         records = self._read(now)
         if self._child is not None and self._child.poll() is not None:

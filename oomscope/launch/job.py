@@ -30,6 +30,7 @@ from oomscope.launch.simulated import SimulatedRanks, describe, simulated_ranks,
 from oomscope.protocol import layout
 from oomscope.protocol.records import PROTOCOL_VERSION
 from oomscope.simulate.cards import Card
+from oomscope.store import library
 from oomscope.store.session import ProcessMark, Session
 from oomscope.store.tail import record_files
 
@@ -178,6 +179,7 @@ class _Run:
                 self._launch(command, base | ranks.environment(rank), rank)
         if spec.role == "attempt":
             self.session.set_state("running", launcher=ProcessMark.of(self.processes[0].pid))
+            library.prune(self.session.path.parents[1])
 
     def poll(self) -> bool:
         """Collect exit codes, pass signals on; True when every process has ended."""
