@@ -33,11 +33,19 @@ def mark_optimizer(tracker: Tracker, optimizer: Any) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             _mark(tracker, parameter, "parameters")
-            _mark(tracker, getattr(parameter, "grad", None), "gradients")
+    mark_gradients(tracker, optimizer)
     for state in list(optimizer.state.values()):
         if isinstance(state, dict):
             for value in state.values():
                 _mark(tracker, value, "optimizer state")
+
+
+def mark_gradients(tracker: Tracker, optimizer: Any) -> None:
+    """Say which memory holds the gradients of an optimizer's parameters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                _mark(tracker, parameter.grad, "gradients")
 
 
 def _mark(tracker: Tracker, tensor: Any, category: str) -> None:

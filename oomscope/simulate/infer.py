@@ -53,19 +53,47 @@ class Inference:
         if info.is_pure_view and isinstance(args[0], FakeTensor) and not kwargs:
             return self._view(func, args)
         if not info.is_cachable:
-            return self.fake.dispatch(func, (), args, kwargs)
+            return self.fake.dispatch(func, (), self._twins(args), kwargs)
         try:
-            default = None if info.has_tensors else torch.get_default_dtype()
-            key = (func, _key(args), _key(kwargs.items()) if kwargs else None, default)
-            plan = self._plans.get(key)
+            key = self._whole_key(info, func, args, kwargs)
         except (NoKey, TypeError, RuntimeError):
-            return self.fake.dispatch(func, (), args, kwargs)
+            args = self._twins(args)
+            try:
+                key = self._whole_key(info, func, args, kwargs)
+            except (NoKey, TypeError, RuntimeError):
+                return self.fake.dispatch(func, (), args, kwargs)
+        plan = self._plans.get(key)
         if plan is not None:
             return self._rebuild(plan, args)
         out = self.fake.dispatch(func, (), args, kwargs)
         if key not in self._plans:
             self._plans[key] = self._plan(args, kwargs, out)
         return out
+
+    @staticmethod
+    def _whole_key(info: Info, func: Any, args: Any, kwargs: Any) -> Any:
+        default = None if info.has_tensors else torch.get_default_dtype()
+        return (func, _key(args), _key(kwargs.items()) if kwargs else None, default)
+
+    def _twins(self, args: Any) -> Any:
+        """The arguments with fake tensors in the place of real ones, which only lend their shape."""
+        if not any(type(each) in _REAL or isinstance(each, (list, tuple)) for each in args):
+            return args
+        return type(args)(
+            self._twin(each)
+            if type(each) in _REAL
+            else self._twins(each)
+            if type(each) in (list, tuple)
+            else each
+            for each in args
+        )
+
+    def _twin(self, real: Any) -> Any:
+        if real.layout is not torch.strided or real.is_quantized or real.dtype.is_complex:
+            return real
+        with torch._C._DisableTorchDispatch():
+            plain = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        return self._wrap(plain, real.device)
 
     # --- plans
 
@@ -166,6 +194,9 @@ def _key(arguments: Any) -> tuple[Any, ...]:
         else:
             raise NoKey
     return tuple(parts)
+
+
+_REAL = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def _tensors(arguments: Any) -> Any:

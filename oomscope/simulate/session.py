@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 
 from ..errors import SetupError
-from . import accumulate, guard
+from . import accumulate, compiler, guard
 from .cards import Card, resolve
 from .composition import compose
 from .device import Device
@@ -141,6 +141,7 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     world_size = int(config.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
     rank = int(config.get("rank") or os.environ.get("RANK") or 0)
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or min(world_size, 8))
+    compiler.keep_out()
     guard.install(local)
     session = Session(card, world_size, rank, local, emit)
     if isinstance(config.get("device"), dict) and config["device"].get("capacity_bytes"):

@@ -49,7 +49,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
 
 
-def simulate(
+def run_simulated(
     script: Path | str,
     *arguments: str,
     card: str = "a100-40g",
@@ -65,9 +65,15 @@ def simulate(
         path.write_text(str(script))
     else:
         path = SCRIPTS / script
-    command = [sys.executable, "-m", "oomscope.simulate", "--card", card, *options, str(path), *arguments]
+    head = [sys.executable, "-W", "ignore", "-m", "oomscope.simulate", "--card", card]
+    command = [*head, *options, str(path), *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(**(env or {})), timeout=timeout, cwd=tmp or ROOT
+        command,
+        capture_output=True,
+        text=True,
+        env=environment(**(env or {})),
+        timeout=timeout,
+        cwd=tmp or ROOT,
     )
     run = Run(done.returncode, done.stdout, done.stderr)
     for line in done.stderr.splitlines():
@@ -77,7 +83,7 @@ def simulate(
     return run
 
 
-def plain(script: Path | str, *arguments: str, timeout: float = 240) -> Run:
+def run_plain(script: Path | str, *arguments: str, timeout: float = 240) -> Run:
     """Run a script without any simulation."""
     command = [sys.executable, str(SCRIPTS / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=timeout)
@@ -87,11 +93,11 @@ def plain(script: Path | str, *arguments: str, timeout: float = 240) -> Run:
 _groups: dict[tuple[str, ...], dict[str, str]] = {}
 
 
-def outcome(script: str, check: str, *options: str) -> None:
+def check_outcome(script: str, check: str, *options: str) -> None:
     """Fail unless `check` of a script of checks passed; the script runs once for all its checks."""
     key = (script, *options)
     if key not in _groups:
-        run = simulate(script, card="h100-80g", options=options)
+        run = run_simulated(script, card="h100-80g", options=options)
         lines = [line for line in run.stdout.splitlines() if line.startswith("check ")]
         _groups[key] = dict(line[len("check ") :].split(": ", 1) for line in lines)
         _groups[key]["*"] = f"exit {run.exit_code}\n{run.stderr[-4000:]}"
@@ -100,11 +106,29 @@ def outcome(script: str, check: str, *options: str) -> None:
     assert found[check] == "ok", found[check]
 
 
+@pytest.fixture(scope="session")
+def simulate() -> Any:
+    """Run a script of `scripts/` on a simulated card."""
+    return run_simulated
+
+
+@pytest.fixture(scope="session")
+def plain() -> Any:
+    """Run a script of `scripts/` without any simulation."""
+    return run_plain
+
+
+@pytest.fixture(scope="session")
+def outcome() -> Any:
+    """Fail unless one check of a script of checks passed."""
+    return check_outcome
+
+
 @pytest.fixture
-def run_script(tmp_path: Path) -> Any:
-    """`simulate()` for the text of a script."""
+def simulate_text(tmp_path: Path) -> Any:
+    """Run the text of a script on a simulated card, in an empty folder."""
 
     def run(text: str, *arguments: str, **kwargs: Any) -> Run:
-        return simulate(text, *arguments, tmp=tmp_path, **kwargs)
+        return run_simulated(text, *arguments, tmp=tmp_path, **kwargs)
 
     return run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ def install() -> None:
     """Patch `DistributedDataParallel`."""
     dist = torch.distributed
     ddp = torch.nn.parallel.DistributedDataParallel
-    plain_init = ddp.__init__
+    plain_init, plain_pre_forward = ddp.__init__, ddp._pre_forward
 
     def average(_state: Any, bucket: Any) -> Any:
         """The gradients as they are: every rank has the same."""
@@ -20,29 +22,41 @@ def install() -> None:
         return _done(buffer)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        from ..session import current
-
-        session = current()
-        tracker = session.tracker if session is not None else None
-        before = tracker.hint if tracker is not None else None
-        if tracker is not None:
-            tracker.hint = "communication"
-        try:
+        with _communication():
             plain_init(self, *args, **kwargs)
-        finally:
-            if tracker is not None:
-                tracker.hint = before
         self._simulated_hook = average
         dist._register_comm_hook(self.reducer, self, _call_hook)
         self.logger = _Silent()
+
+    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        with _communication():  # after the first step the buckets are built anew here
+            return plain_pre_forward(self, *inputs, **kwargs)
 
     def register_comm_hook(self: Any, state: Any, hook: Any) -> None:
         self._simulated_hook = lambda _module, bucket: hook(state, bucket)
 
     ddp.__init__ = init
+    ddp._pre_forward = pre_forward
     ddp.register_comm_hook = register_comm_hook
     dist._verify_params_across_processes = lambda *_args, **_kwargs: None
     torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_args, **_kwargs: True
+
+
+@contextlib.contextmanager
+def _communication() -> Iterator[None]:
+    """What is allocated inside is for communication."""
+    from ..session import current
+
+    session = current()
+    if session is None:
+        yield
+        return
+    tracker = session.tracker
+    before, tracker.hint = tracker.hint, "communication"
+    try:
+        yield
+    finally:
+        tracker.hint = before
 
 
 def _call_hook(module: Any, bucket: Any) -> Any:

@@ -28,9 +28,11 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     if config:
         parts = config.strip(":").split(":")
         try:
-            return sum(int(size) * int(count) * KIB for size, count in zip(parts[::2], parts[1::2]))
+            total = sum(int(size) * int(count) * KIB for size, count in zip(parts[::2], parts[1::2]))
         except ValueError:
-            pass
+            total = 0
+        if total:
+            return total
     if capability == (9, 0):
         return 4096 * 8 * KIB
     return (4096 * 2 + 16 * 8) * KIB

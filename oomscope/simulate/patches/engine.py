@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..composition import mark_optimizer
+from ..composition import mark_gradients, mark_optimizer
 
 
 def install(mode: Any) -> None:
@@ -26,6 +26,8 @@ def install(mode: Any) -> None:
             return engine(*args, **kwargs)
         finally:
             tracker.enter("forward" if before == "init" else before)
+            for optimizer in list(tracker.optimizers):
+                mark_gradients(tracker, optimizer)
 
     torch.autograd._engine_run_backward = run_backward
     torch.autograd.graph._engine_run_backward = run_backward

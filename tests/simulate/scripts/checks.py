@@ -1,3 +1,4 @@
+# ruff: noqa: T201, BLE001
 """Runs every function named check_… of a script, and prints one line for each."""
 
 import sys

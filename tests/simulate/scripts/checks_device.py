@@ -1,5 +1,7 @@
+# ruff: noqa: PT017
 """torch.cuda as programs see it."""
 
+import contextlib
 import pickle
 import threading
 
@@ -10,12 +12,14 @@ MIB = 1 << 20
 
 
 def check_properties():
-    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == 1
     assert torch.cuda.current_device() == 0
     assert torch.cuda.get_device_capability() == (9, 0)
     assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3"
     properties = torch.cuda.get_device_properties(0)
-    assert properties.multi_processor_count == 132 and properties.total_memory > 79 << 30
+    assert properties.multi_processor_count == 132
+    assert properties.total_memory > 79 << 30
     assert torch.cuda.is_bf16_supported()
     assert torch.version.cuda
 
@@ -124,7 +128,10 @@ def check_device_contexts():
 
 def check_ways_to_move():
     x = torch.ones(3)
-    assert x.to(0).is_cuda and x.cuda(0).is_cuda and x.to("cuda:0").is_cuda and x.to(x.cuda()).is_cuda
+    assert x.to(0).is_cuda
+    assert x.cuda(0).is_cuda
+    assert x.to("cuda:0").is_cuda
+    assert x.to(x.cuda()).is_cuda
     assert torch.cuda.FloatTensor([1, 2]).is_cuda
     assert x.cuda().cpu().tolist() == [1, 1, 1]
 
@@ -142,7 +149,8 @@ def check_out_of_memory_is_catchable():
             torch.cuda.empty_cache()
             sizes.append(count)
             count //= 2
-    assert sizes == [200_000] and tensor.shape[0] == 100_000
+    assert sizes == [200_000]
+    assert tensor.shape[0] == 100_000
     assert torch.cuda.memory_stats()["num_ooms"] >= 1
     del tensor
     torch.cuda.empty_cache()
@@ -177,12 +185,12 @@ def check_observers_see_the_state_before_unwinding():
         )
     )
     held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    try:
+    with contextlib.suppress(torch.OutOfMemoryError):
         torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
-    except torch.OutOfMemoryError:
-        pass
     device, wanted, total, free, allocated, snapshot = seen[0]
-    assert (device, wanted) == (0, 100 << 30) and free < total and allocated >= 1 << 30
+    assert (device, wanted) == (0, 100 << 30)
+    assert free < total
+    assert allocated >= 1 << 30
     assert any(block["size"] == 1 << 30 for each in snapshot["segments"] for block in each["blocks"])
     del held
 
@@ -196,7 +204,8 @@ def check_history_has_python_frames():
     torch.cuda.memory._record_memory_history(enabled=None)
     assert {row["action"] for row in rows} >= {"alloc", "free_requested", "free_completed"}
     first = next(row for row in rows if row["action"] == "alloc")["frames"][0]
-    assert first["filename"] == __file__ and first["name"] == "check_history_has_python_frames"
+    assert first["filename"] == __file__
+    assert first["name"] == "check_history_has_python_frames"
     assert isinstance(first["line"], int)
     grad = next(row for row in rows if row["addr"] == weight.grad.data_ptr() and row["action"] == "alloc")
     assert any(frame["name"] == "check_history_has_python_frames" for frame in grad["frames"])
@@ -218,7 +227,8 @@ def check_snapshot_is_read_by_torchs_own_viewer():
     del held[1]
     snapshot = pickle.loads(pickle.dumps(torch.cuda.memory._snapshot()))
     torch.cuda.memory._record_memory_history(enabled=None)
-    assert "segsum" in dir(_memory_viz) and "segments: " in _memory_viz.segsum(snapshot)
+    assert "segsum" in dir(_memory_viz)
+    assert "segments: " in _memory_viz.segsum(snapshot)
     assert _memory_viz.trace(snapshot)
     assert _memory_viz.trace_plot(snapshot)
     assert _memory_viz.segment_plot(snapshot)
@@ -246,7 +256,8 @@ def check_memory_pool():
 
 
 def check_accelerator():
-    assert torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == "cuda"
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator().type == "cuda"
     assert torch.accelerator.current_device_index() == 0
     torch.accelerator.synchronize()
     assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
@@ -279,9 +290,8 @@ def check_threads_are_simulated():
 
 def check_profiler_and_nvtx():
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        with torch.profiler.record_function("x"):
-            torch.ones(10, device="cuda").sum()
+    with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("x"):
+        torch.ones(10, device="cuda").sum()
     torch.cuda.nvtx.range_push("a")
     torch.cuda.nvtx.range_pop()
     assert any(event.key == "x" for event in profile.key_averages())

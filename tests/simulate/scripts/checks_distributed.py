@@ -1,3 +1,4 @@
+# ruff: noqa: N812
 """Rank 0 of eight: every check builds its own model in the one process group."""
 
 import functools
@@ -49,7 +50,9 @@ PARAMETERS = 4 * 2 * 1024 * 4096 * 4  # bytes in float32
 
 
 def check_environment_and_group():
-    assert WORLD == 8 and dist.get_rank() == 0 and dist.get_backend() == "nccl"
+    assert WORLD == 8
+    assert dist.get_rank() == 0
+    assert dist.get_backend() == "nccl"
     assert torch.cuda.device_count() == 8
     group = dist.new_group([0, 1, 2, 3])
     assert dist.get_world_size(group) == 4
@@ -82,12 +85,15 @@ def check_distributed_data_parallel():
     buckets = torch.cuda.memory_allocated() - before - PARAMETERS
     assert buckets >= PARAMETERS, buckets / MIB
     after = train(replica)
-    assert 4.9 * PARAMETERS < after - before < 5.3 * PARAMETERS + 20 * MIB  # zero_grad leaves no gradients
+    # Parameters, two states, the buckets, two cuBLAS workspaces; zero_grad leaves no gradients.
+    assert 3.9 * PARAMETERS < after - before < 4.1 * PARAMETERS + 64 * MIB
 
 
 def check_data_parallel_gradients_as_bucket_views():
     before = start()
-    replica = nn.parallel.DistributedDataParallel(model().cuda(), device_ids=[0], gradient_as_bucket_view=True)
+    replica = nn.parallel.DistributedDataParallel(
+        model().cuda(), device_ids=[0], gradient_as_bucket_view=True
+    )
     train(replica)
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < 5.6 * PARAMETERS, peak / PARAMETERS

@@ -1,3 +1,4 @@
+# ruff: noqa: PT017, PT018, N812
 """Operations, values and dispatch on simulated tensors."""
 
 import io
@@ -24,9 +25,14 @@ def bytes_of(function):
 
 def check_known_values():
     x = torch.tensor([1.5, 2.5], device="cuda")
-    assert x[0].item() == 1.5 and float(x.sum()) == 4.0 and int(x.sum()) == 4
-    assert bool((x > 1).all()) and not bool((x > 2).all())
-    assert f"{x.sum():.2f}" == "4.00" and x.tolist() == [1.5, 2.5] and "1.5" in str(x)
+    assert x[0].item() == 1.5
+    assert float(x.sum()) == 4.0
+    assert int(x.sum()) == 4
+    assert bool((x > 1).all())
+    assert not bool((x > 2).all())
+    assert f"{x.sum():.2f}" == "4.00"
+    assert x.tolist() == [1.5, 2.5]
+    assert "1.5" in str(x)
     x.mul_(2)
     assert x.tolist() == [3.0, 5.0]
     view = x[1:]
@@ -43,14 +49,17 @@ def check_unknown_write_forgets_the_value():
 
 def check_unknown_values_are_assumed():
     x = cuda(500, 500) @ cuda(500, 500)
-    assert x.sum().item() == 1.0 and x.argmax().item() == 0
-    assert not x.isnan().any().item() and torch.isfinite(x).all().item()
+    assert x.sum().item() == 1.0
+    assert x.argmax().item() == 0
+    assert not x.isnan().any().item()
+    assert torch.isfinite(x).all().item()
     assert x.cpu().numpy().shape == (500, 500)
 
 
 def check_large_unknown_copies_take_no_memory():
     host = torch.empty(1 << 30, device="cuda").cpu()
-    assert host.device.type == "cpu" and host.numpy().shape == (1 << 30,)
+    assert host.device.type == "cpu"
+    assert host.numpy().shape == (1 << 30,)
 
 
 def check_masks_of_known_values():
@@ -107,9 +116,11 @@ def check_numpy_needs_a_copy():
 
 def check_shapes_of_many_operations():
     x = cuda(8, 8)
-    assert x.sort().values.shape == (8, 8) and x.topk(2).values.shape == (8, 2)
+    assert x.sort().values.shape == (8, 8)
+    assert x.topk(2).values.shape == (8, 2)
     assert torch.einsum("ij,jk->ik", x, x).shape == (8, 8)
-    assert torch.fft.fft(x).shape == (8, 8) and torch.linalg.svd(x).S.shape == (8,)
+    assert torch.fft.fft(x).shape == (8, 8)
+    assert torch.linalg.svd(x).S.shape == (8,)
     assert torch.linalg.inv(x).shape == x.cumsum(0).shape == (8, 8)
     assert x.scatter(0, torch.zeros(1, 8, dtype=torch.long, device="cuda"), 1.0).is_cuda
 
@@ -143,7 +154,7 @@ def check_inference_and_no_grad():
 
 def check_flash_attention_keeps_no_scores():
     q = cuda(2, 8, 2048, 64, dtype=torch.bfloat16)
-    kept, peak = bytes_of(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    _kept, peak = bytes_of(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
     assert peak < 2 * q.numel() * 2, peak
 
 
@@ -219,12 +230,14 @@ def check_flex_attention():
 
 def check_nested_tensor():
     nested = torch.nested.nested_tensor([cuda(3, 4), cuda(5, 4)], layout=torch.jagged)
-    assert nested.shape[0] == 2 and (nested * 2).is_cuda
+    assert nested.shape[0] == 2
+    assert (nested * 2).is_cuda
 
 
 def check_functional_transforms():
     gradient = torch.func.vmap(torch.func.grad(lambda w: (w**2).sum()))(cuda(5, 3))
-    assert gradient.shape == (5, 3) and gradient.is_cuda
+    assert gradient.shape == (5, 3)
+    assert gradient.is_cuda
 
 
 def check_scripted_function():
@@ -280,7 +293,8 @@ def check_save_and_load():
     torch.save({"model": layer.state_dict(), "step": 3}, file)
     file.seek(0)
     loaded = torch.load(file, map_location="cuda")
-    assert loaded["step"] == 3 and loaded["model"]["weight"].is_cuda
+    assert loaded["step"] == 3
+    assert loaded["model"]["weight"].is_cuda
     layer.load_state_dict(loaded["model"])
     file.seek(0)
     host = nn.Linear(4, 4)

@@ -1,3 +1,4 @@
+# ruff: noqa: N812
 """Whole pieces of training scripts."""
 
 import copy
@@ -21,10 +22,13 @@ def check_parameters_keep_their_identity():
     before = torch.cuda.memory_allocated()
     model.cuda()
     assert torch.cuda.memory_allocated() - before == 512 * 512 * 4
-    assert model.a.weight is model.b.weight and optimizer.param_groups[0]["params"][0] is model.a.weight
-    assert isinstance(model.a.weight, nn.Parameter) and model.a.weight.note == "kept"
+    assert model.a.weight is model.b.weight
+    assert optimizer.param_groups[0]["params"][0] is model.a.weight
+    assert isinstance(model.a.weight, nn.Parameter)
+    assert model.a.weight.note == "kept"
     model.cpu()
-    assert model.a.weight.device.type == "cpu" and torch.cuda.memory_allocated() == before
+    assert model.a.weight.device.type == "cpu"
+    assert torch.cuda.memory_allocated() == before
 
 
 def check_large_models_on_the_host_take_no_memory():
@@ -37,7 +41,8 @@ def check_large_models_on_the_host_take_no_memory():
 def check_copies_of_modules():
     layer = nn.Linear(64, 64).cuda()
     other = copy.deepcopy(layer)
-    assert other.weight.is_cuda and other.weight is not layer.weight
+    assert other.weight.is_cuda
+    assert other.weight is not layer.weight
     other.load_state_dict(layer.state_dict())
     assert other.to(torch.bfloat16).weight.dtype is torch.bfloat16
 
@@ -45,16 +50,23 @@ def check_copies_of_modules():
 def check_data_assignment_across_devices():
     parameter = nn.Parameter(torch.ones(300, 300))
     parameter.data = parameter.data.cuda()
-    assert parameter.is_cuda and parameter.requires_grad
+    assert parameter.is_cuda
+    assert parameter.requires_grad
     parameter.data = parameter.data.to("cpu")
     assert parameter.device.type == "cpu"
 
 
 def check_optimizers():
     makers = [
-        lambda p: torch.optim.AdamW(p, fused=True), torch.optim.AdamW, lambda p: torch.optim.Adam(p, capturable=True),
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), torch.optim.Adafactor, torch.optim.RMSprop,
-        lambda p: torch.optim.AdamW(p, foreach=False), torch.optim.Adagrad, torch.optim.NAdam,
+        lambda p: torch.optim.AdamW(p, fused=True),
+        torch.optim.AdamW,
+        lambda p: torch.optim.Adam(p, capturable=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        torch.optim.Adafactor,
+        torch.optim.RMSprop,
+        lambda p: torch.optim.AdamW(p, foreach=False),
+        torch.optim.Adagrad,
+        torch.optim.NAdam,
     ]
     for make in makers:
         layer = nn.Linear(128, 128).cuda()
@@ -128,10 +140,19 @@ def check_recurrent_networks():
 
 
 def check_convolutions():
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.ConvTranspose2d(8, 4, 2),
-        nn.GroupNorm(2, 4), nn.AdaptiveAvgPool2d(1),
-    ).cuda().to(memory_format=torch.channels_last)
+    model = (
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.ConvTranspose2d(8, 4, 2),
+            nn.GroupNorm(2, 4),
+            nn.AdaptiveAvgPool2d(1),
+        )
+        .cuda()
+        .to(memory_format=torch.channels_last)
+    )
     model(cuda(2, 3, 32, 32).to(memory_format=torch.channels_last)).sum().backward()
 
 
@@ -161,7 +182,8 @@ def check_retained_graph_is_freed():
     losses = [layer(cuda(512, 512)).relu().sum() for _ in range(3)]
     held = torch.cuda.memory_allocated() - before
     del losses
-    assert held > 3 << 20 and torch.cuda.memory_allocated() == before
+    assert held > 3 << 20
+    assert torch.cuda.memory_allocated() == before
 
 
 def check_learning_rate_schedule_and_clipping():
@@ -171,7 +193,8 @@ def check_learning_rate_schedule_and_clipping():
     for _ in range(3):
         F.mse_loss(layer(cuda(2, 8)), cuda(2, 8)).backward()
         norm = nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
-        assert norm.item() == 1.0 and not norm.isnan()
+        assert norm.item() == 1.0
+        assert not norm.isnan()
         optimizer.step()
         schedule.step()
 

@@ -1,0 +1,149 @@
+"""Parts of the simulated device that need no card: cards, refusals, the self-test, formulas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from oomscope.simulate.cards import CARDS, resolve
+from oomscope.simulate.selftest import command, judge
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("a100-40g", "a100-40g"),
+        ("sim:h100-80g", "h100-80g"),
+        ("H100", "h100-80g"),
+        ("rtx4090", "rtx4090-24g"),
+        ("4090", "rtx4090-24g"),
+        ("A100_80GB", "a100-80g"),
+    ],
+)
+def test_cards_by_name(spec: str, name: str) -> None:
+    assert resolve(spec).name == name
+
+
+def test_card_by_size() -> None:
+    card = resolve("24GiB")
+    assert card.usable_bytes == 24 * GIB
+    assert card.capacity_bytes() < card.usable_bytes
+
+
+def test_overrides() -> None:
+    card = resolve("h100-80g,context=1GiB,nccl=2GiB,cc=10.0,sms=7,usable=50GiB")
+    assert (card.context_bytes, card.compute_capability, card.multiprocessors) == (GIB, (10, 0), 7)
+    assert card.capacity_bytes() == 49 * GIB
+    assert card.capacity_bytes(world_size=2) == 47 * GIB
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("a100-41g", "Did you mean a100-40g?"),
+        ("nonsense", "Cards: t4-16g"),
+        ("12MiB", "nothing runs"),
+        ("a100-40g,contxt=1", "Did you mean context=?"),
+        ("a100-40g,context=much", "not a size"),
+        ("", "Cards:"),
+    ],
+)
+def test_wrong_cards_are_refused_with_a_hint(spec: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"no card|bad value") as caught:
+        resolve(spec)
+    assert said in str(caught.value)
+
+
+def test_every_card_is_plausible_and_has_a_source() -> None:
+    for card in CARDS.values():
+        gigabytes = int(card.name.rpartition("-")[2][:-1])
+        assert 0.85 * gigabytes * 1e9 < card.usable_bytes <= gigabytes * GIB
+        assert card.source
+        assert card.multiprocessors > 0
+        assert 0 < card.context_bytes < GIB
+
+
+def test_cards_need_no_torch() -> None:
+    code = "import sys, oomscope.simulate.cards; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_self_test_passes_here() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(command(sys.executable), capture_output=True, text=True, timeout=120)
+    result = judge(done.returncode, done.stdout)
+    assert result["ok"], result
+    assert result["torch"].startswith("2.")
+
+
+def test_self_test_refuses_another_version_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from oomscope.simulate import session
+
+    monkeypatch.setattr(torch, "__version__", "2.1.0")
+    reason = session.refusal()
+    assert reason is not None
+    assert "2.1.0" in reason
+    assert "2.13" in reason
+    assert "\n" not in reason
+    monkeypatch.setattr(session.sys, "platform", "darwin")
+    assert "needs Linux" in (session.refusal() or "")
+
+
+def test_self_test_that_dies_is_a_reason() -> None:
+    result = judge(-6, "terminate called\n")
+    assert not result["ok"]
+    assert "-6" in result["reason"]
+
+
+def test_self_test_without_torch() -> None:
+    code = command(sys.executable)[2].replace("import sys;", "import sys; sys.modules['torch'] = None;")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = judge(done.returncode, done.stdout)
+    assert not result["ok"]
+    assert "cannot import torch" in result["reason"]
+
+
+def test_composite_operations_with_native_kernels_are_all_known() -> None:
+    """Fails with a torch that has a new one: it would be taken apart for CUDA tensors, and memory would be wrong."""
+    pytest.importorskip("torch")
+    from oomscope.simulate.ops.native import COMPOSITE_WITH_NATIVE_KERNEL, composite_with_native_kernel
+
+    assert composite_with_native_kernel() == sorted(COMPOSITE_WITH_NATIVE_KERNEL)
+
+
+def test_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from oomscope.simulate.ops.workspaces import cublas_workspace_bytes
+
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert cublas_workspace_bytes((8, 0)) == cublas_workspace_bytes((10, 0)) == 8519680
+    assert cublas_workspace_bytes((9, 0)) == 32 << 20
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert cublas_workspace_bytes((8, 0)) == 32 << 20
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "nonsense")
+    assert cublas_workspace_bytes((8, 0)) == 8519680
+
+
+def test_embedding_backward_takes_partial_sums(simulate_text: Any) -> None:
+    pytest.importorskip("torch")
+    text = """
+import torch
+table = torch.nn.Embedding(50000, 768).cuda()
+out = table(torch.randint(50000, (8, 1024), device="cuda"))
+gradient = torch.ones_like(out)
+before = torch.cuda.memory_allocated()
+torch.cuda.reset_peak_memory_stats()
+out.backward(gradient)
+print(f"extra={torch.cuda.max_memory_allocated() - before}")
+"""
+    rows, count, width = 50000, 8192, 768
+    gradient = rows * width * 4
+    partial = (count // 10 + min(count, rows)) * width * 4
+    extra = simulate_text(text).value("extra")
+    assert gradient + partial <= extra <= gradient + partial + count * 48
