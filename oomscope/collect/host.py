@@ -22,6 +22,7 @@ class HostCollector:
         self._log = kernellog.Reader()
         self._exits = pidfd.ExitWatch()
         self._log_told = False
+        self._job_group: cgroups.MemoryGroup | None = None
 
     def probe(self) -> Availability:
         if procfs.read_stat(1) is None and procfs.read_text("/proc/meminfo") is None:
@@ -41,16 +42,25 @@ class HostCollector:
     def sample(self, tiers: frozenset[Tier]) -> list[Record]:
         slow = Tier.SLOW in tiers
         record: Record = {"k": "host", **memory_of_machine()}
-        # The cgroup that kills is the job's, which need not be ours.
-        group = cgroups.of_process(
-            min(self._pids) if self._pids else "self", self._mounts
-        ) or cgroups.of_process("self", self._mounts)
-        if group is not None:
+        if (group := self._group()) is not None:
             record["cgroup"] = group.to_json()
         record["processes"] = [
             row for pid in sorted(self._pids) if (row := self._process(pid, slow)) is not None
         ]
         return [record, *self._ends(), *self._kernel()]
+
+    def _group(self) -> cgroups.MemoryGroup | None:
+        """The cgroup that may kill the job, which need not be ours; its counter matters most after the job has died."""
+        for pid in sorted(self._pids):
+            stat = procfs.read_stat(pid)
+            if stat is None or stat.state in "ZX":
+                continue
+            if (group := cgroups.of_process(pid, self._mounts)) is not None:
+                self._job_group = group
+                return group
+        if self._job_group is not None:
+            return cgroups.read(self._job_group.path, self._job_group.version)
+        return cgroups.of_process("self", self._mounts)
 
     def _process(self, pid: int, slow: bool) -> Record | None:
         stat = procfs.read_stat(pid)

@@ -39,10 +39,20 @@ class Thinner:
         if record["k"] not in ("gpu", "host"):
             return True
         last = self._last.get(key)
-        if last is not None and record["t"] - last["t"] < _REPEAT_NS and not _differs(last, record):
+        if (
+            last is not None
+            and not _is_full(record)
+            and record["t"] - last["t"] < _REPEAT_NS
+            and not _differs(last, record)
+        ):
             return False
         self._last[key] = record
         return True
+
+
+def _is_full(record: Record) -> bool:
+    """Is it a reading of the slow tier, which has everything? Those come every ten seconds anyway."""
+    return "unsupported" in record or any("shm_total_bytes" in row for row in record.get("processes", ()))
 
 
 def _differs(old: Record, new: Record) -> bool:

@@ -41,6 +41,8 @@ _LAUNCHER_COMMAND = re.compile(
     r"(^|/|\s)(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec)(\s|$)"
     r"|torch[./]distributed[./](run|launch)\b|deepspeed[./]launcher"
 )
+#: Variables that are equal for all ranks of a job and tell jobs apart.
+_JOB_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
 #: Shown and used for mapping; everything else in an environment may be a secret and is dropped.
 _KEPT = (
     "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
@@ -240,8 +242,7 @@ def _runs_script(process: Process, target: str) -> bool:
 def _group_key(rank: Rank, root: int) -> tuple[object, ...]:
     """Equal for ranks of one job. Without any id, everything below one root is one job."""
     environ = rank.environ
-    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
-    ids = tuple(environ.get(name) for name in names)
+    ids = tuple(environ.get(name) for name in _JOB_IDS)
     # torchrun's default run id is "none" for everybody; then the master's port tells jobs apart.
     return ids if rank.rank is not None and any(ids) else (root,)
 
@@ -396,7 +397,9 @@ def _add_lightning_parent(
     parents = {table[rank.pid].parent for rank in ranks if rank.pid in table}
     parent = table.get(parents.pop()) if len(parents) == 1 else None
     if parent is not None and _may_train(parent) and parent.pid in {process.pid for process in members}:
-        ranks.append(_make(parent, 0, 0, ranks[0].world_size, "parent"))
+        first = _make(parent, 0, 0, ranks[0].world_size, "parent")
+        first.environ.update({name: ranks[0].environ[name] for name in _JOB_IDS if name in ranks[0].environ})
+        ranks.append(first)
 
 
 def _attach_children(ranks: Sequence[Rank], table: Mapping[int, Process]) -> None:
