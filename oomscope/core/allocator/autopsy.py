@@ -1,7 +1,8 @@
 """Why a request did not fit: the fewest live blocks whose absence would have let it fit.
 
 There are two ways to make room: a contiguous stretch in a segment that the request could use, or whole
-segments that would have gone back to the driver for a new one.
+segments that would have gone back to the driver for a new one. Frees that wait for another stream are not
+in the way: at a shortage the allocator waits for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class LiveBlock:
     size: int
     requested: int
     pending: bool
-    """Already freed by the program; it waits for another stream."""
+    """Already freed by the program; it waits for another stream. Never so in an autopsy."""
     row: int | None
     """Row that allocated it; None when it is older than the history."""
     stack: int
@@ -113,7 +114,7 @@ def _best_stretch(allocator: CachingAllocator, size: int, stream: int, pool: Poo
                 first += 1
             if room < size:
                 continue
-            live = [each for each in blocks[first : last + 1] if each.is_live]
+            live = [each for each in blocks[first : last + 1] if each.allocated]
             if best is None or (len(live), _bytes(live)) < (len(best), _bytes(best)):
                 best = live
     return best
@@ -125,7 +126,7 @@ def _best_segments(allocator: CachingAllocator, size: int, capacity: int) -> lis
     returnable = 0
     for head in segment_heads(allocator):
         blocks = segment_blocks(head)
-        live = [block for block in blocks if block.is_live]
+        live = [block for block in blocks if block.allocated]
         if live:
             segments.append((len(live), _bytes(blocks), live))
         else:

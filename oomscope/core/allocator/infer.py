@@ -57,37 +57,44 @@ def tiebreaks(version: tuple[int, int] | None) -> tuple[str, ...]:
 
 
 def guesses(config: AllocatorConfig, history: History) -> Iterator[AllocatorConfig]:
-    """Configurations that could explain a history that `config` does not."""
-    divisions = divisions_of(history, config)
-    if divisions != config.roundup_power2_divisions:
-        config = replace(config, roundup_power2_divisions=divisions)
-        yield config
-    if config.max_split_size != UNLIMITED:
-        yield replace(config, max_split_size=UNLIMITED)
-    for size in USUAL_SPLITS_MB:
-        if size * MIB >= config.large_segment_size and size * MIB != config.max_split_size:
-            yield replace(config, max_split_size=size * MIB)
+    """Configurations that could explain a history that `config` does not, the likeliest first."""
+    roundings = [replace(config, roundup_power2_divisions=each) for each in divisions_of(history, config)]
+    yield from (each for each in roundings if each != config)
+    for base in (config, *roundings[:3]):
+        if base.max_split_size != UNLIMITED:
+            yield replace(base, max_split_size=UNLIMITED)
+        for size in USUAL_SPLITS_MB:
+            if size * MIB >= base.large_segment_size and size * MIB != base.max_split_size:
+                yield replace(base, max_split_size=size * MIB)
     if not config.garbage_collection_threshold:
         yield replace(config, garbage_collection_threshold=_SOME_THRESHOLD)
 
 
-def divisions_of(history: History, config: AllocatorConfig) -> tuple[int, ...]:
-    """roundup_power2_divisions as sizes of final blocks and of segments show them."""
+def divisions_of(history: History, config: AllocatorConfig) -> list[tuple[int, ...]]:
+    """roundup_power2_divisions that the sizes of final blocks and of segments allow, the likeliest first.
+
+    One number for all intervals is what people write; after those the best number of each interval.
+    """
     seen = _rounded_sizes(history)
-    found: dict[int, int] = {}
+    scores: dict[int, dict[int, int]] = {}
     for interval, pairs in seen.items():
+        scores[interval] = {}
         for divisions in _DIVISIONS:
             trial = replace(config, roundup_power2_divisions=(divisions,) * ROUNDUP_INTERVALS)
             if all(_explains(trial, *pair) for pair in pairs):
-                found[interval] = divisions
-                break
-    if not any(found.values()):
-        return (0,) * ROUNDUP_INTERVALS
-    result, last = [], found[min(found)]
-    for interval in range(ROUNDUP_INTERVALS):
-        last = found.get(interval, last)
-        result.append(last)
-    return tuple(result)
+                scores[interval][divisions] = sum(trial.round_size(pair[0]) == pair[1] for pair in pairs)
+    uniform = [each for each in _DIVISIONS if all(each in found for found in scores.values())]
+    uniform.sort(key=lambda each: -sum(found[each] for found in scores.values()))
+    result = [(each,) * ROUNDUP_INTERVALS for each in uniform]
+    best = {interval: max(found, key=lambda each: found[each]) for interval, found in scores.items() if found}
+    if best:
+        mixed, last = [], best[min(best)]
+        for interval in range(ROUNDUP_INTERVALS):
+            last = best.get(interval, last)
+            mixed.append(last)
+        if tuple(mixed) not in result:
+            result.append(tuple(mixed))
+    return result
 
 
 def _explains(config: AllocatorConfig, requested: int, size: int, kind: str) -> bool:

@@ -106,11 +106,23 @@ class Intervals:
 def reconstruct(history: History) -> InitialState:
     """The state before row 0. Takes time linear in the rows, plus sorting by address."""
     problems: Counter[str] = Counter()
-    recorded = FREE_REQUESTED in history.action or FREE_COMPLETED not in history.action
-    state = InitialState({}, Intervals(), {}, recorded, problems)
+    state = InitialState({}, Intervals(), {}, _requests_recorded(history), problems)
     _undo_segments(history, state)
     _undo_blocks(history, state)
     return state
+
+
+def _requests_recorded(history: History) -> bool:
+    """False when blocks are freed by a `free_completed` row alone."""
+    if FREE_REQUESTED in history.action:
+        return True
+    allocated: set[int] = set()
+    for action, address in zip(history.action, history.address, strict=True):
+        if action == ALLOC:
+            allocated.add(address)
+        elif action == FREE_COMPLETED and address in allocated:
+            return False
+    return True
 
 
 def _undo_segments(history: History, state: InitialState) -> None:

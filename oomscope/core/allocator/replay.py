@@ -19,6 +19,7 @@ from oomscope.core.allocator.operations import (
     EMPTY,
     FREE,
     FREE_LATER,
+    GROW,
     MALLOC,
     Growth,
     Operations,
@@ -102,7 +103,9 @@ class Replayer:
         config: AllocatorConfig,
         *,
         state: InitialState | None = None,
+        operations: Operations | None = None,
         stop: int | None = None,
+        max_readings: int = MAX_READINGS,
     ) -> None:
         """Prepare.
 
@@ -110,12 +113,17 @@ class Replayer:
             history: the rows.
             config: settings to assume.
             state: result of `reconstruct(history)`, if at hand; it does not depend on the settings.
+            operations: result of `read_operations(history)`, likewise.
+            max_readings: how often to try another reading of ambiguous rows.
             stop: replay only the operations before this row.
         """
         self.history = history
         self.config = config
         self.state = state or reconstruct(history)
-        self.operations = read_operations(history, free_requests_recorded=self.state.free_requests_recorded)
+        self.operations = operations or read_operations(
+            history, free_requests_recorded=self.state.free_requests_recorded
+        )
+        self._max_readings = max_readings
         self.stop = len(history) if stop is None else stop
         self._pools = PoolFinder(history)
         self.reservations = Reservations(history, self.state, config, self._pools)
@@ -160,7 +168,7 @@ class Replayer:
                     furthest = diverged
                 point = self._come_back(points)
                 tries += 1
-                if point is None or tries > MAX_READINGS or budget < 0:
+                if point is None or tries > self._max_readings or budget < 0:
                     return self._result(furthest)
                 index = point.index
                 budget -= max(0, diverged.row - index)
@@ -209,6 +217,7 @@ class Replayer:
                 allocator.complete(self._pending_block(row))
             else:
                 if self._rows_of(kind, row) >= stop:
+                    self._complete_lead(kind, row)
                     return
                 if kind == EMPTY:
                     self._empty(operations.bursts[row])
@@ -282,6 +291,14 @@ class Replayer:
         allocator.driver.end()
         if block.address != history.address[row]:
             raise Diverged(row, f"alloc at {block.address:#x}")
+
+    def _complete_lead(self, kind: int, number: int) -> None:
+        """The replay stops before an allocation: frees that are recorded just before it are over."""
+        if kind == GROW:
+            growth = self.operations.growths[number]
+            for row in growth.lead[: growth.readings[0].completed_before]:
+                if row < self.stop:
+                    self.allocator.complete(self._pending_block(row))
 
     def _empty(self, rows: list[int]) -> None:
         allocator = self.allocator
@@ -362,11 +379,16 @@ def replay(
     *,
     stop: int | None = None,
     state: InitialState | None = None,
+    operations: Operations | None = None,
+    max_readings: int = MAX_READINGS,
 ) -> Replay:
     """Replay `history` under `config`; see `Replayer`. Damaged histories get a result, too."""
     row = history.first_impossible()
     if row is None:
-        return Replayer(history, config, state=state, stop=stop).run()
+        replayer = Replayer(
+            history, config, state=state, operations=operations, stop=stop, max_readings=max_readings
+        )
+        return replayer.run()
     nothing = History(history.device, [], [], [], [], [], None, [], frozenset())
     result = Replayer(nothing, config).run()
     result.rows, result.exact = len(history), False

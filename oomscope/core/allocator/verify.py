@@ -21,9 +21,13 @@ from oomscope.core.allocator.infer import adapt, guesses, tiebreaks
 from oomscope.core.allocator.initial import describe_ambiguity
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.allocator.model_config import UNLIMITED
+from oomscope.core.allocator.operations import read_operations
 from oomscope.core.allocator.reconstruct import reconstruct
-from oomscope.core.allocator.replay import Replay, replay
+from oomscope.core.allocator.replay import MAX_READINGS, Replay, replay
 from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
+
+#: Readings tried under settings that are only guessed.
+_READINGS_OF_A_GUESS = 10
 
 #: Settings in the order they are reported, with the attribute of `AllocatorConfig`.
 _REPORTED = (
@@ -139,10 +143,19 @@ def verify(
 
 def _best(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Replay:
     """The first exact replay of the candidates, else the one that got furthest."""
-    state = reconstruct(history) if history.first_impossible() is None else None
+    if history.first_impossible() is not None:
+        return replay(history, recorded)
+    state = reconstruct(history)
+    operations = read_operations(history, free_requests_recorded=state.free_requests_recorded)
     best: Replay | None = None
-    for candidate in _candidates(snapshot, history, recorded):
-        found = replay(history, candidate, state=state)
+    for number, candidate in enumerate(_candidates(snapshot, history, recorded)):
+        found = replay(
+            history,
+            candidate,
+            state=state,
+            operations=operations,
+            max_readings=MAX_READINGS if number < 3 else _READINGS_OF_A_GUESS,
+        )
         if best is None or found.exact or found.matched > best.matched:
             best = found
         if found.exact or found.problems:
