@@ -6,8 +6,11 @@ unless the user says otherwise.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,8 +115,17 @@ class OomscopeApp(App[str], inherit_bindings=False):
         for screen in all_screens():
             self.add_mode(screen.MODE, screen)
         self.switch_mode(self._start)
+        if not self.is_headless:
+            self._leave_on_signals()
         if self.model is not None and self._hz > 0:
             self.run_worker(self._poll_loop, thread=True, exclusive=True, group="poll", exit_on_error=False)
+
+    def _leave_on_signals(self) -> None:
+        """A terminated viewer gives the terminal back as it found it; the job goes on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._leave, "leave")
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return {"line": "#3A4249"}

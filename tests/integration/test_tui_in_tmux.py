@@ -29,8 +29,9 @@ class Terminal:
     def __init__(self, folder: Path, *, columns: int, rows: int) -> None:
         self._base = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
         environment = {k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR", "CI")}
-        environment |= {"OOMSCOPE_HOME": str(folder / "state"), "PS1": "READY ", "TERM": "xterm-256color"}
-        command = ["new-session", "-d", "-x", str(columns), "-y", str(rows), "bash --norc --noprofile"]
+        environment |= {"OOMSCOPE_HOME": str(folder / "state"), "TERM": "xterm-256color"}
+        shell = "env 'PS1=READY ' bash --norc --noprofile"
+        command = ["new-session", "-d", "-x", str(columns), "-y", str(rows), shell]
         subprocess.run([*self._base, *command], env=environment, check=True)
 
     def _tmux(self, *arguments: str) -> str:
@@ -131,14 +132,14 @@ def test_closed_viewer_can_be_opened_again_on_the_running_job(terminal: Terminal
     )
     python = shlex.quote(sys.executable)
     terminal.run(f"{python} -m oomscope run --ui always {shlex.quote(str(script))}")
-    terminal.wait(lambda text: "host memory, measured" in text and "train.py" in text, seconds=60)
+    terminal.wait(lambda text: "CPU, host memory" in text, seconds=60)
     terminal.press("q")
     terminal.wait(lambda text: "Leave it running" in text)
     terminal.press("Enter")
-    terminal.wait(lambda text: "the job goes on" in text)
+    terminal.wait(lambda text: "shows it again" in text)
     assert terminal.flag("alternate_on") == "0"
     terminal.run(f"{python} -m oomscope attach --ui always last")
-    terminal.wait(lambda text: "LIVE" in text and "host memory, measured" in text)
+    terminal.wait(lambda text: "LIVE" in text and "CPU, host memory" in text)
     terminal.wait(lambda text: "DONE" in text, seconds=60)
     terminal.press("q")
     terminal.wait(lambda text: text.rstrip().endswith("READY"))
