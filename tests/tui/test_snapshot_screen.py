@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,9 @@ async def test_session_shows_the_snapshot_of_the_rank(
     async with opened(session, start="snapshot", size=(120, 40)) as pilot:
         await settled(pilot)
         assert "r00000-step000003-oom.pickle" in text_of(pilot.app)
-        await press(pilot, "escape")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert pilot.app.view.MODE == "oom"
 
 
 async def test_copying_gives_text_and_a_command(leaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +328,7 @@ def test_boxes_never_overlap_and_gaps_say_how_many() -> None:
     for width in (10, 37, 120):
         for line in boxes(root, width):
             ends = [(box.x, box.x + box.width) for box in line]
-            assert all(a[1] <= b[0] for a, b in zip(ends[:-1], ends[1:], strict=True))
+            assert all(a[1] <= b[0] for a, b in pairwise(ends))
             assert ends[-1][1] <= width
     hidden = [box for line in boxes(root, 37) for box in line if box.node is None]
     assert [box.hidden for box in hidden] == [38]

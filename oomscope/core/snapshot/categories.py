@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oomscope.core.snapshot.columns import BoolArray, IntArray
+from oomscope.core.snapshot.columns import Action, BoolArray, IntArray
 from oomscope.core.snapshot.lifetimes import BEFORE, Lifetimes
 from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 from oomscope.core.snapshot.stack_rules import RULES, Origin, StackFacts
@@ -89,9 +89,13 @@ def _rows_of(device: DeviceSnapshot, facts: StackFacts, *wanted: Origin) -> IntA
 
 
 def _reaches_backward(device: DeviceSnapshot, lives: Lifetimes, facts: StackFacts) -> BoolArray:
-    """Whether a backward allocation happens while the allocation is alive; True when it is never freed."""
+    """Whether a backward allocation happens while the allocation is alive; True when it is never freed.
+
+    An error counts like a backward: it frees what the forward had kept for one.
+    """
     rows = _rows_of(device, facts, Origin.BACKWARD, Origin.GRADIENT, Origin.EMPTY)
-    return _crosses(rows, lives)
+    ooms = np.flatnonzero(device.events.action == Action.OOM)
+    return _crosses(np.union1d(rows, ooms), lives)
 
 
 def _outlives_backward(device: DeviceSnapshot, lives: Lifetimes, facts: StackFacts) -> BoolArray:

@@ -44,6 +44,8 @@ from oomscope.views.snapshot_picture import GROUPS, ORDERS, Painter, Picture, Wi
 
 VIEWS = ("icicle", "allocations", "segments", "stack")
 _NAMES = {"icicle": "Icicle", "allocations": "Allocations", "segments": "Segments", "stack": "Stack"}
+ALL_AT = (130, 36)
+"""Columns and rows from which all views are shown at once."""
 _MIN_ROWS = 8
 """Fewest events that zooming in leaves in view."""
 
@@ -77,6 +79,7 @@ class SnapshotScreen(BaseScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*make_bindings(SCREEN_ACTIONS)]
     DEFAULT_CSS = """
     SnapshotScreen #timeline { height: 7; }
+    SnapshotScreen.-tall #timeline { height: 28%; }
     SnapshotScreen #upper, SnapshotScreen #lower { height: 1fr; }
     SnapshotScreen #filter { display: none; height: 1; border: none; padding: 0 1; dock: bottom; }
     SnapshotScreen #filter.-open { display: block; }
@@ -87,7 +90,6 @@ class SnapshotScreen(BaseScreen):
     SnapshotScreen.-view-icicle #upper, SnapshotScreen.-view-stack #upper { display: block; }
     SnapshotScreen.-view-allocations #allocations, SnapshotScreen.-view-segments #segments { display: block; }
     SnapshotScreen.-view-allocations #lower, SnapshotScreen.-view-segments #lower { display: block; }
-    SnapshotScreen.-all #timeline { height: 28%; }
     SnapshotScreen.-all #upper, SnapshotScreen.-all #lower { display: block; }
     SnapshotScreen.-all #icicle, SnapshotScreen.-all #stack { display: block; }
     SnapshotScreen.-all #allocations, SnapshotScreen.-all #segments { display: block; }
@@ -140,7 +142,7 @@ class SnapshotScreen(BaseScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)
-        self.set_class(event.size.width >= 100 and event.size.height >= 32, "-all")
+        self.set_class(event.size.width >= ALL_AT[0] and event.size.height >= ALL_AT[1], "-all")
 
     def show_frame(self, frame: Frame) -> None:
         model = self.host.model
@@ -292,6 +294,7 @@ class SnapshotScreen(BaseScreen):
         self.query_one(SnapshotTimeline).show(
             self._picture.timeline if self._picture is not None else None,
             row=self._wish.row,
+            now=(analysis.live.at(self._wish.row), analysis.reserved.at(self._wish.row)),
             marks=self._marks,
             events=[oom.event_index for oom in analysis.ooms],
             steps=analysis.steps.rows.tolist(),

@@ -202,6 +202,7 @@ def boxes(top: Node, width: int) -> list[list[Box]]:
     """Lines of boxes below `top`, which takes `width` cells; work grows with the boxes drawn only."""
     lines: list[list[Box]] = []
     level: list[tuple[float, float, Node]] = [(0.0, float(width), top)]
+    right = {id(top): width}  # where the box of a node ends
     while level:
         line: list[Box] = []
         below: list[tuple[float, float, Node]] = []
@@ -209,9 +210,10 @@ def boxes(top: Node, width: int) -> list[list[Box]]:
             first, last = round(x), round(x + extent)
             if last > first:
                 line.append(Box(first, last - first, node))
+                right[id(node)] = last
                 below += _children(node, x, extent)
         if line:
-            lines.append(_with_smaller(line))
+            lines.append(_with_smaller(line, right) if line[0].node is not top else line)
         level = below
     return lines
 
@@ -227,24 +229,32 @@ def _children(node: Node, x: float, extent: float) -> list[tuple[float, float, N
     return found
 
 
-def _with_smaller(line: list[Box]) -> list[Box]:
-    """Fill gaps beside siblings with a box that says how many were too small to draw."""
-    parents = {
-        id(box.node.parent): box.node.parent for box in line if box.node is not None and box.node.parent
-    }
-    drawn = {id(box.node) for box in line}
-    out = list(line)
-    for parent in parents.values():
-        mine = [box for box in line if box.node is not None and box.node.parent is parent]
-        hidden = [child for child in parent.children.values() if id(child) not in drawn]
-        lost = sum(child.bytes for child in hidden)
-        end = mine[-1].x + mine[-1].width
-        share = sum(box.node.bytes for box in mine if box.node is not None)
-        room = round(sum(box.width for box in mine) * lost / share) if share else 0
-        taken = min((box.x for box in line if box.x >= end), default=end + room)
-        if hidden and room >= 1 and taken > end:
-            out.append(Box(end, min(room, taken - end), None, len(hidden)))
-    return sorted(out, key=lambda box: box.x)
+def _with_smaller(line: list[Box], right: dict[int, int]) -> list[Box]:
+    """Fill gaps beside siblings with a box that says how many were too small to draw.
+
+    `right` tells where the box of each parent ends.
+    """
+    out: list[Box] = []
+    for number, box in enumerate(line):
+        out.append(box)
+        parent = box.node.parent if box.node is not None else None
+        following = line[number + 1].node if number + 1 < len(line) else None
+        if parent is None or (following is not None and following.parent is parent):
+            continue
+        drawn = sum(1 for each in line if each.node is not None and each.node.parent is parent)
+        hidden = len(parent.children) - drawn
+        lost = sum(child.bytes for child in parent.ordered()[drawn:])
+        end = box.x + box.width
+        room = min(right[id(parent)] - end, round((right[id(parent)] - end) * lost / _undrawn(parent, line)))
+        if hidden and room >= 1:
+            out.append(Box(end, room, None, hidden))
+    return out
+
+
+def _undrawn(parent: Node, line: list[Box]) -> int:
+    """Bytes of `parent` to the right of its drawn children: smaller children, and what it allocated itself."""
+    drawn = sum(each.node.bytes for each in line if each.node is not None and each.node.parent is parent)
+    return max(1, parent.bytes - drawn)
 
 
 def _text(box: Box) -> str:

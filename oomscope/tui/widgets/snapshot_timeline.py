@@ -46,6 +46,7 @@ class SnapshotTimeline(Widget, can_focus=True):
         super().__init__(id=id, classes=classes)
         self._data: Timeline | None = None
         self._row = -1
+        self._now = (0, 0)
         self._marks: tuple[int, ...] = ()
         self._events: tuple[int, ...] = ()
         self._steps: tuple[int, ...] = ()
@@ -60,6 +61,7 @@ class SnapshotTimeline(Widget, can_focus=True):
         data: Timeline | None,
         *,
         row: int,
+        now: tuple[int, int],
         marks: Sequence[int] = (),
         events: Sequence[int] = (),
         steps: Sequence[int] = (),
@@ -72,6 +74,7 @@ class SnapshotTimeline(Widget, can_focus=True):
         Args:
             data: levels per column; None while nothing is known.
             row: row of the cursor.
+            now: live and reserved bytes there; the column may show a higher row of its stretch.
             marks: rows that the user marked.
             events: rows of out-of-memory events.
             steps: rows at which steps begin.
@@ -79,14 +82,9 @@ class SnapshotTimeline(Widget, can_focus=True):
             note: shown in place of the chart, such as why there is no history.
             with_reserved: whether the chart reaches up to the reserved bytes.
         """
-        self._data, self._row, self._marks, self._events = data, row, tuple(marks), tuple(events)
+        self._data, self._row, self._now = data, row, now
+        self._marks, self._events = tuple(marks), tuple(events)
         self._steps, self._first, self._note, self._with_reserved = tuple(steps), first, note, with_reserved
-        self._strips = []
-        self.refresh()
-
-    def put_cursor(self, row: int) -> None:
-        """Move the cursor without other data."""
-        self._row = row
         self._strips = []
         self.refresh()
 
@@ -135,12 +133,10 @@ class SnapshotTimeline(Widget, can_focus=True):
         return [head, *self._area(data, rows, colours), to_strip(self._foot(data), width, colours)]
 
     def _head(self, data: Timeline, width: int) -> list[Span]:
-        column = self.column_of(self._row)
         place = f"event {self._row + self._first:,}" if self._row >= 0 else "before the first event"
-        live = int(data.levels[:, column].sum()) if column is not None else 0
+        live, reserved = self._now
         left: list[Span] = [(f" {place} ", "key"), (f"{format_bytes(live)} live", "bold")]
-        if column is not None:
-            left.append((f"  {format_bytes(int(data.reserved[column]))} reserved", "dim"))
+        left.append((f"  {format_bytes(reserved)} reserved", "dim"))
         if len(self._marks) == 2:
             a, b = sorted(self._marks)
             left.append((f"  marked {a + self._first:,} to {b + self._first:,}", "warn"))
