@@ -50,16 +50,19 @@ class HostCollector:
         return [record, *self._ends(), *self._kernel()]
 
     def _group(self) -> cgroups.MemoryGroup | None:
-        """The cgroup that may kill the job, which need not be ours; its counter matters most after the job has died."""
+        """The cgroup that may kill the job, which need not be ours; its counter matters most after the job has died.
+
+        The kernel moves a process that exits up to the root group, so a way up is not followed.
+        """
+        known = self._job_group
         for pid in sorted(self._pids):
-            stat = procfs.read_stat(pid)
-            if stat is None or stat.state in "ZX":
+            group = cgroups.of_process(pid, self._mounts)
+            if group is None or (known is not None and known.path.startswith(group.path + "/")):
                 continue
-            if (group := cgroups.of_process(pid, self._mounts)) is not None:
-                self._job_group = group
-                return group
-        if self._job_group is not None:
-            return cgroups.read(self._job_group.path, self._job_group.version)
+            self._job_group = group
+            return group
+        if known is not None:
+            return cgroups.read(known.path, known.version)
         return cgroups.of_process("self", self._mounts)
 
     def _process(self, pid: int, slow: bool) -> Record | None:
