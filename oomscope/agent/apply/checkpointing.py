@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -23,15 +22,8 @@ from torch.utils import checkpoint as torch_checkpoint
 from .blocks import BlockGroup, find_block_groups
 from .runtime import APPLIED, REFUSED, Runtime, trains
 
-_PLAIN = torch_checkpoint.checkpoint
 _ORIGINAL = "_oomscope_forward"
 _OURS = "_oomscope_checkpoints"
-
-
-class _Inside(threading.local):
-    """Whether the current thread is inside a checkpoint of the script's own."""
-
-    user = 0
 
 
 def install(runtime: Runtime, options: dict[str, Any], fix: str = "ckpt") -> None:
@@ -52,7 +44,6 @@ class _Checkpointing:
         self.runtime = runtime
         self.options = options
         self.fix = fix
-        self.inside = _Inside()
         self.done: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.wrapped = 0
         self.ours = 0
@@ -60,26 +51,8 @@ class _Checkpointing:
         self.without_blocks: list[str] = []
 
     def start(self) -> None:
-        self._watch_own_checkpoints()
         self.runtime.around(self._around)
         self.runtime.settle(self._settle)
-
-    def _watch_own_checkpoints(self) -> None:
-        """Know when the script itself checkpoints, so that nothing is checkpointed twice."""
-        inside = self.inside
-        original = torch_checkpoint.checkpoint
-
-        @functools.wraps(original)
-        def checkpoint(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            inside.user += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                inside.user -= 1
-
-        self.runtime.patches.attr(torch_checkpoint, "checkpoint", checkpoint)
 
     def _around(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if module not in self.done and trains(module):
@@ -164,16 +137,26 @@ def _checkpointing_forward(plain: Callable[..., Any], owner: _Checkpointing) -> 
             return call(*args, **kwargs)
         context = owner.context(self)
         if torch.compiler.is_compiling():
-            # A compiled graph takes no `context_fn` of ours; without it BatchNorm would count its batches
-            # twice.
-            return call(*args, **kwargs) if context else _PLAIN(call, *args, use_reentrant=False, **kwargs)
-        if owner.inside.user or owner.runtime.recomputes():
+            # A compiled graph takes no `context_fn` of ours; without it BatchNorm would count its batches twice.
+            if context:
+                return call(*args, **kwargs)
+            return torch_checkpoint.checkpoint(call, *args, use_reentrant=False, **kwargs)
+        if owner.runtime.recomputes() or _inside_checkpoint():
             owner.theirs += 1
             return call(*args, **kwargs)
         owner.ours += 1
-        return _PLAIN(call, *args, use_reentrant=False, **context, **kwargs)
+        return torch_checkpoint.checkpoint(call, *args, use_reentrant=False, **context, **kwargs)
 
     return forward
+
+
+def _inside_checkpoint() -> bool:
+    """Whether a checkpoint of the script's own is running this block: its hook then takes what is saved.
+
+    Only non-reentrant checkpoints have one; a reentrant one runs its first pass without a graph, which is seen before.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == torch_checkpoint.__name__
 
 
 def _offloading_forward(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -108,12 +108,12 @@ EIGHT_BIT = Fix(
     title="8-bit Adam states",
     effort_s=300,
     risk=Risk.SEMANTIC,
-    how=(How.RUNTIME, How.SOURCE),
+    how=(How.RUNTIME,),
     conflicts=frozenset({"optim-fused", "optim-in-bwd", "zero1"}),
     test=_eight_bit,
     band=_eight_bit_band,
     make=lambda facts: Plan(
-        runtime={"optim-8bit": {}}, patch="optim-8bit", steps=("torchao's or bitsandbytes' 8-bit optimizer",)
+        runtime={"optim-8bit": {}}, steps=("torchao's or bitsandbytes' 8-bit optimizer",)
     ),
     verify="ask: compare the loss over a longer run",
 )

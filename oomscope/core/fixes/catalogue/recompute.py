@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk, no, yes
 
-_FAMILY = frozenset({"ckpt", "ckpt-selective", "ckpt-half", "offload-activations"})
+_FAMILY = frozenset({"ckpt", "ckpt-selective", "ckpt-half", "offload-activations", "knob-ckpt"})
 
 
 def _blocks(facts: JobFacts) -> Applicable:
@@ -103,7 +103,7 @@ OFFLOAD = Fix(
     title="Keep what the blocks save for backward in host memory",
     effort_s=900,
     risk=Risk.EXACT,
-    how=(How.RUNTIME, How.SOURCE),
+    how=(How.RUNTIME,),
     time_factor=2.0,
     conflicts=_FAMILY - {"offload-activations"},
     test=_blocks,

@@ -1,0 +1,178 @@
+"""Source patches: minimal, in the file's own format, taken by `git apply`, and equal to their run-time twins."""
+
+import subprocess
+import textwrap
+
+import pytest
+
+from oomscope.core.fixes.patches import PATCHES, patch
+from oomscope.core.fixes.patches.text import unified_diff
+from oomscope.errors import PatchDoesNotApply
+
+SCRIPT = '''\
+"""A training script."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:  # the body
+            x = block(x)
+        return x
+
+
+def evaluate(model, loader):
+    total = 0.0
+    for x, y in loader:
+        total += model(x).sum().item()
+    return total
+
+
+def main(loader, rank):
+    model = Net().to(rank)
+    model = DDP(model, device_ids=[rank])
+    opt = torch.optim.AdamW(
+        model.parameters(),
+        lr=1e-3,  # warm
+    )
+    losses = []
+    running = 0
+    history = {}
+    for x, y in loader:
+        x = x.to(rank)
+        out = model(x)
+        loss = nn.functional.mse_loss(out, y)
+        opt.zero_grad(set_to_none=False)
+        loss.backward()
+        opt.step()
+        losses.append(loss)  # keep
+        running += loss
+        history["last"] = loss
+        print(loss.item())
+    torch.save(model.module.state_dict(), "x.pt")
+'''
+
+EXPECTED = {
+    "leak-detach": [
+        "losses.append(loss.detach())  # keep",
+        "running += loss.detach()",
+        'history["last"] = loss.detach()',
+    ],
+    "zero-none": ["opt.zero_grad()"],
+    "eval-no-grad": ["@torch.no_grad()"],
+    "bucket-view": ["DDP(model, device_ids=[rank], gradient_as_bucket_view=True)"],
+    "optim-fused": ["        fused=True,"],
+    "amp-bf16": [
+        "        with torch.autocast(x.device.type, dtype=torch.bfloat16):",
+        "            out = model(x)",
+        "            loss = nn.functional.mse_loss(out, y)",
+    ],
+    "ckpt": [
+        "from torch.utils.checkpoint import checkpoint",
+        "x = checkpoint(block, x, use_reentrant=False)",
+    ],
+    "zero1": ["ZeroRedundancyOptimizer(", "optimizer_class=torch.optim.AdamW,"],
+    "fsdp2": [
+        "for block in model.blocks:",
+        "model = fully_shard(model)",
+        'torch.save(model.state_dict(), "x.pt")',
+    ],
+}
+
+
+def git(folder, *words):
+    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("fix", PATCHES)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_patch_is_minimal_and_git_takes_it_and_takes_it_back(fix, ending, tmp_path):
+    before = SCRIPT.replace("\n", ending)
+    result = patch(fix, before)
+    after = result.code
+    for line in EXPECTED[fix]:
+        assert line in after.replace("\r\n", "\n")
+    compile(after, "train.py", "exec")
+    assert result.changes
+    removed = set(before.splitlines()) - set(after.splitlines())
+    assert len(removed) <= 6, "only what has to change changes"
+    assert ending == "\n" or "\n" not in after.replace("\r\n", "")
+
+    path = tmp_path / "train.py"
+    path.write_bytes(before.encode())
+    git(tmp_path, "init", "-q")
+    (tmp_path / "f.diff").write_bytes(unified_diff("train.py", before, after).encode())
+    check = git(tmp_path, "apply", "--check", "f.diff")
+    assert check.returncode == 0, check.stderr
+    assert git(tmp_path, "apply", "f.diff").returncode == 0
+    assert path.read_bytes() == after.encode()
+    assert git(tmp_path, "apply", "-R", "f.diff").returncode == 0
+    assert path.read_bytes() == before.encode()
+
+
+@pytest.mark.parametrize("fix", sorted(set(PATCHES) - {"eval-no-grad"}))
+def test_a_patched_file_is_refused_the_second_time(fix):
+    once = patch(fix, SCRIPT).code
+    with pytest.raises(PatchDoesNotApply):
+        patch(fix, once)
+
+
+@pytest.mark.parametrize("fix", PATCHES)
+def test_what_is_not_understood_is_refused(fix):
+    with pytest.raises(PatchDoesNotApply):
+        patch(fix, "print('hello')\n")
+    with pytest.raises(PatchDoesNotApply, match="not valid Python"):
+        patch(fix, "def broken(:\n")
+
+
+def test_a_leak_is_patched_on_the_reported_line_only():
+    line = next(i for i, text in enumerate(SCRIPT.splitlines(), 1) if "losses.append" in text)
+    code = patch("leak-detach", SCRIPT, {"line": line}).code
+    assert "losses.append(loss.detach())" in code
+    assert "running += loss\n" in code
+    with pytest.raises(PatchDoesNotApply, match="on line 3"):
+        patch("leak-detach", SCRIPT, {"line": 3})
+
+
+def test_a_file_without_a_newline_at_its_end_keeps_it_so():
+    source = "opt.zero_grad(set_to_none=False)"
+    after = patch("zero-none", source).code
+    assert after == "opt.zero_grad()"
+    assert unified_diff("a.py", source, after).count("\\ No newline at end of file") == 2
+
+
+def test_tabs_stay_tabs():
+    source = "import torch\nfor x in data:\n\tout = model(x)\n\tloss = out.sum()\n\tloss.backward()\n\nopt = torch.optim.SGD(model.parameters(), lr=1)\n"
+    code = patch("amp-bf16", source).code
+    assert "\twith torch.autocast(" in code
+    assert "\t\tout = model(x)" in code
+    assert "    " not in code
+
+
+def test_saving_and_accumulation_are_named_as_work_left_to_do():
+    notes = patch("fsdp2", SCRIPT).notes
+    assert any("get_model_state_dict" in note for note in notes)
+    assert any("consolidate_state_dict" in note for note in patch("zero1", SCRIPT).notes)
+
+
+def test_code_that_only_looks_like_it_is_left_alone():
+    source = textwrap.dedent(
+        """
+        names = []
+        names.append(name)
+        for item in self.things:
+            item.run()
+        queue.put(loss_name)
+        """
+    )
+    for fix in ("leak-detach", "ckpt"):
+        with pytest.raises(PatchDoesNotApply):
+            patch(fix, source)
