@@ -66,7 +66,7 @@ class Agent:
             self.device,
             self.host,
             self.emit,
-            on_first_use=self.activate,
+            on_first_use=self._first_use,
             on_step=self._after_step,
             stop_after=config.get("steps"),
             simulated=self.is_simulated,
@@ -126,7 +126,7 @@ class Agent:
             self.steps,
             self.device,
             self.emit,
-            on_first_use=self.activate,
+            on_first_use=self._first_use,
             every_phase=bool(self.config.get("detail")),
         )
         self.modules.install(self.patches, self.after_import)
@@ -160,11 +160,10 @@ class Agent:
     def _cuda_ready(self) -> None:
         """CUDA was initialised in this process (a simulated device is from the start)."""
         self.recorder.arm()
-        self.device.use(self.torch.cuda.current_device())
-        if not self.is_simulated:
+        if self.is_simulated:
+            self.device.notice()
+        else:
             self.activate()
-        if self.active:
-            self._tell_rank()
 
     def _is_rank_already(self) -> bool:
         """Whether this process is a rank for sure, before it has done anything."""
@@ -187,6 +186,12 @@ class Agent:
             if not self.active:
                 self.active = True
                 self._start()
+
+    def _first_use(self) -> None:
+        """Training visibly begins: the script has chosen its device by now."""
+        self.activate()
+        self.device.notice()
+        self._tell_rank()
 
     @guarded("start")
     def _start(self) -> None:
@@ -340,6 +345,7 @@ class Agent:
         if not self.active:
             return
         self.exceptions.at_exit()
+        self.steps.finish()
         if self._sampler is not None:
             self._sampler.stop()
         self.emit(self.reading())

@@ -17,6 +17,8 @@ from .writer import PendingValue
 
 #: Copies in flight; more than this many steps behind, the oldest is given up.
 _MAX_IN_FLIGHT = 64
+#: Pinned numbers per dtype; a step with more micro-steps than this in flight has no loss.
+_SLOTS = 1024
 
 
 class LossReader:
@@ -30,6 +32,7 @@ class LossReader:
         self._parts: list[tuple[Any, Any]] = []
         self._seen = 0
         self._flying: deque[tuple[PendingValue, float, list[tuple[Any, Any]]]] = deque()
+        self._buffers: dict[Any, tuple[Any, int]] = {}
         self._unscaled: tuple[int, Any] | None = None
 
     def saw_scaling(self, scaled: Any, original: Any) -> None:
@@ -51,34 +54,52 @@ class LossReader:
             self._sum += tensor.item()
             self._seen += 1
         elif kind == "cuda" and not self._simulated and not self._torch.cuda.is_current_stream_capturing():
-            self._copy(tensor)
-            self._seen += 1
+            self._seen += self._copy(tensor)
 
     def finish_step(self) -> float | PendingValue | None:
         """The loss of the step that ended; None when there was none."""
-        self._collect()
+        self.collect()
         total, parts, seen = self._sum, self._parts, self._seen
         self._sum, self._parts, self._seen = 0.0, [], 0
         if not seen:
             return None
         if not parts:
             return total
+        if len(parts) + sum(len(each) for _, _, each in self._flying) > _SLOTS:
+            return None
         pending = PendingValue()
         self._flying.append((pending, total, parts))
         if len(self._flying) > _MAX_IN_FLIGHT:
             self._flying.popleft()[0].ready = True
         return pending
 
-    def _copy(self, tensor: Any) -> None:
+    def _copy(self, tensor: Any) -> bool:
+        """Start the copy to the host; False when the tensor is on another device than the current stream."""
         torch = self._torch
-        with torch.no_grad():
-            host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
-            host.copy_(tensor.detach().reshape(()), non_blocking=True)
+        if tensor.device.index != torch.cuda.current_device():
+            return False
+        host = self._slot(tensor.dtype)
+        host.copy_(tensor.detach().reshape(()), non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self._parts.append((host, event))
+        return True
 
-    def _collect(self) -> None:
+    def _slot(self, dtype: Any) -> Any:
+        """The next element of a pinned buffer, made once per dtype.
+
+        Pinning memory is slow and waits for the device.
+        """
+        buffer, position = self._buffers.get(dtype, (None, 0))
+        if buffer is None:
+            buffer = self._torch.empty(_SLOTS, dtype=dtype, pin_memory=True)
+        self._buffers[dtype] = (buffer, (position + 1) % _SLOTS)
+        return buffer[position]
+
+    def collect(self) -> None:
+        """Take the values whose copies are done; nothing is asked during a graph capture."""
+        if not self._flying or self._torch.cuda.is_current_stream_capturing():
+            return
         while self._flying:
             pending, total, parts = self._flying[0]
             if not all(event.query() for _, event in parts):

@@ -128,7 +128,7 @@ class StepProbe:
     def _patch_backward(self, patches: Patches) -> None:
         autograd = self._torch.autograd
         inner = autograd.backward
-        progress, saw = self.progress, self._saw_backward
+        progress, saw, first = self.progress, self._saw_backward, guarded("start")(self._on_first_use)
 
         @functools.wraps(inner)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,6 +136,8 @@ class StepProbe:
                 return inner(tensors, *args, **kwargs)
             before = progress.enter("backward")
             progress.in_backward = 1
+            if progress.step == 0:
+                first()
             saw(tensors)
             try:
                 result = inner(tensors, *args, **kwargs)
@@ -200,6 +202,11 @@ class StepProbe:
             raise StopTraining(progress.step)
 
     # -- readings
+
+    @guarded("loss")
+    def finish(self) -> None:
+        """At the end: take the losses that have arrived since the last step."""
+        self.loss.collect()
 
     def note_low(self) -> None:
         """Remember the fewest allocated bytes of this step; called where tensors have just been dropped."""

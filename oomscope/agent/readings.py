@@ -118,7 +118,30 @@ class DevicePeaks:
 
         self._backend._cuda_memoryStats = memory_stats
         self._backend._cuda_resetPeakMemoryStats = reset_peak
+        self._wrap_accelerator(stats)
         return True
+
+    def _wrap_accelerator(self, cuda_stats: Callable[[int], _Stats]) -> None:
+        """The same for torch.accelerator, whose counters are the same ones by another name."""
+        stats = getattr(self._backend, "_accelerator_getDeviceStats", None)
+        reset = getattr(self._backend, "_accelerator_resetPeakStats", None)
+        if stats is None or reset is None:
+            return
+
+        def device_stats(device: int) -> _Stats:
+            answer: _Stats = stats(device)
+            hidden = self._hidden.get(device)
+            if hidden:
+                _fold(answer, hidden, "")
+            return answer
+
+        def reset_peak(device: int) -> None:
+            self._keep(self._interval, device, cuda_stats(device))
+            reset(device)
+            self._hidden.pop(device, None)
+
+        self._backend._accelerator_getDeviceStats = device_stats
+        self._backend._accelerator_resetPeakStats = reset_peak
 
     def now(self, device: int) -> _Stats:
         """The allocator's own counters; their peaks count from the last `interval`."""
@@ -244,15 +267,23 @@ class DeviceMemory:
         """(free, total) bytes of the device as of the last time the driver was asked."""
         return self._free
 
-    def use(self, device: int) -> None:
-        """Say which device is read, before the first step has ended."""
-        self._device = device
-        self._ask_driver(device)
+    def notice(self) -> None:
+        """In the training thread, once it has set its device: remember which one it uses.
+
+        The current device belongs to a thread, so the agent's own thread cannot ask. Nothing here creates a
+        CUDA context: on a rank that has not chosen its device yet, that would be one on device 0, of every
+        rank.
+        """
+        if self.is_used:
+            self._device = device = self._torch.cuda.current_device()
+            self._ask_driver(device)
 
     def _ask_driver(self, device: int) -> None:
         now = time.monotonic()
         if now - self._asked < _DRIVER_PERIOD_S:
             return
+        if not self.peaks.now(device)["reserved_bytes"]["all"]["current"]:
+            return  # nothing allocated yet: there may be no context
         capturing = getattr(self._torch._C, "_cuda_isCurrentStreamCapturing", None)
         if capturing is not None and capturing():
             return

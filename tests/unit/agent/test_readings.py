@@ -35,14 +35,17 @@ class Allocator:
 
 def backend(allocator):
     return types.SimpleNamespace(
-        _cuda_memoryStats=allocator.stats, _cuda_resetPeakMemoryStats=allocator.reset
+        _cuda_memoryStats=allocator.stats,
+        _cuda_resetPeakMemoryStats=allocator.reset,
+        _accelerator_getDeviceStats=allocator.stats,
+        _accelerator_resetPeakStats=allocator.reset,
     )
 
 
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("set"), st.integers(0, 100)),
-        st.tuples(st.sampled_from(["user reads", "user resets", "interval", "split"]), st.just(0)),
+        st.tuples(st.sampled_from(["user reads", "user resets", "interval", "split"]), st.integers(0, 1)),
     ),
     max_size=40,
 )
@@ -63,8 +66,10 @@ def test_the_script_sees_the_peaks_it_would_see_without_us(steps):
         elif action == "user reads":
             seen = torch_c._cuda_memoryStats(0)
             assert seen == plain.stats(0)
+            assert torch_c._accelerator_getDeviceStats(0) == seen
         elif action == "user resets":
-            torch_c._cuda_resetPeakMemoryStats(0)
+            reset = torch_c._accelerator_resetPeakStats if value else torch_c._cuda_resetPeakMemoryStats
+            reset(0)
             plain.reset(0)
         elif action == "split":
             peaks.split(0)
@@ -81,6 +86,7 @@ def test_without_counters_nothing_is_wrapped():
 
 class Torch:
     def __init__(self, allocator, capturing=False):
+        self.allocator = allocator
         self._C = backend(allocator)
         self._C._cuda_isCurrentStreamCapturing = lambda: capturing
         self.asked = 0
@@ -110,16 +116,26 @@ def test_a_step_has_its_own_peak():
 
 def test_the_driver_is_left_alone_during_a_graph_capture():
     torch = Torch(Allocator(), capturing=True)
-    memory = DeviceMemory(torch)
-    memory.step()
+    torch.allocator.set(5)
+    DeviceMemory(torch).step()
     assert torch.asked == 0
+
+
+def test_the_driver_is_left_alone_until_there_is_a_context():
+    torch = Torch(Allocator())
+    memory = DeviceMemory(torch)
+    memory.notice()
+    assert torch.asked == 0, "it would create a context on whatever device is current"
+    torch.allocator.set(5)
+    memory.notice()
+    assert torch.asked == 1
 
 
 def test_reading_never_changes_what_it_reads():
     allocator = Allocator()
     memory = DeviceMemory(Torch(allocator))
-    memory.use(0)
     allocator.set(50)
+    memory.notice()
     before = copy.copy(vars(allocator))
     memory.now()
     memory.allocated_bytes()
