@@ -1,4 +1,3 @@
-# ruff: noqa: N812
 """Rank 0 of eight: every check builds its own model in the one process group."""
 
 import functools

@@ -1,4 +1,4 @@
-# ruff: noqa: PT017, PT018, N812
+# ruff: noqa: PT017, PT018
 """Operations, values and dispatch on simulated tensors."""
 
 import io

@@ -1,4 +1,3 @@
-# ruff: noqa: N812
 """Whole pieces of training scripts."""
 
 import copy

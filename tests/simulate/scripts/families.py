@@ -1,4 +1,4 @@
-# ruff: noqa: T201, N812
+# ruff: noqa: T201
 """Small models of four families, trained for two steps; prints the highest live bytes.
 
 `families.py NAME cpu` really trains and takes the allocation events of torch's profiler; `families.py NAME cuda` runs
