@@ -44,6 +44,7 @@ FIXES = "Fixes"
 COMPARE = "Compare"
 SESSIONS = "Sessions"
 LOG = "Log"
+WHATIF = "What if"
 DIALOG = "Dialogs"
 
 _GLOBAL = (
@@ -125,6 +126,8 @@ _SCREENS = (
     Action("log.next", "n", "search_next(1)", "Next match", "Next line with the text.", LOG),
     Action("log.previous", "N", "search_next(-1)", "Previous match", "Previous line with the text.", LOG),
     Action("log.back", "escape", "back", "Back", "Close the log.", LOG, 7),
+    Action("whatif.copy", "y", "copy_whatif", "Copy command", "Copy the command line that gives this answer.", WHATIF),
+    Action("whatif.close", "escape,q,w,ctrl+c", "close", "Close", "Close, and end a replay that still runs.", WHATIF),
     Action("dialog.cancel", "escape,q,ctrl+c", "cancel", "Cancel", "Close and change nothing.", DIALOG, 1),
 )  # fmt: skip
 

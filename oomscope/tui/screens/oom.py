@@ -11,11 +11,12 @@ from textual.containers import Horizontal, Vertical
 from oomscope.tui import actions
 from oomscope.tui.editor import edit
 from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.screens.whatif import WhatIfScreen
 from oomscope.tui.widgets.composition import CompositionBars
 from oomscope.tui.widgets.flowchart import EvidenceList, FlowList, SourcePane, VerdictBlock
 from oomscope.tui.widgets.lines import LineList
 from oomscope.views import diagnosis as view
-from oomscope.views import wording
+from oomscope.views import whatif, wording
 from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Fact, Headline
 
@@ -140,7 +141,15 @@ class OomScreen(BaseScreen):
         edit(self.host, where.file, where.line)
 
     def action_whatif(self) -> None:
-        self.notify("no memory trace with this attempt: what-if needs a snapshot with history")
+        frame = self.host.frame
+        if frame is None or frame.diagnosis is None:
+            self.notify("what-if needs an out-of-memory error with a recorded trace")
+            return
+        snapshot = whatif.snapshot_of(frame.path, frame.diagnosis_attempt, frame.diagnosis.rank)
+        if snapshot is None:
+            self.notify("this attempt left no memory snapshot, so there is no trace to replay")
+            return
+        self.app.push_screen(WhatIfScreen(snapshot))
 
 
 def _simulated(frame: Frame) -> set[int]:
