@@ -1,6 +1,6 @@
 """One process's view of the simulated cards: allocators, memory history, out-of-memory errors."""
 
-from __future__ import annotations
+from __future__ import gc
 
 import os
 import time
@@ -163,6 +163,15 @@ class Device:
 
     def snapshot(self) -> dict[str, Any]:
         """`torch._C._cuda_memorySnapshot()`."""
+        collects = gc.isenabled()
+        gc.disable()  # a collection would free blocks between the lines below; torch holds its lock here
+        try:
+            return self._snapshot()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _snapshot(self) -> dict[str, Any]:
         segments = []
         frames = self.history.stacks.frames
         for index in sorted(self.allocators):
