@@ -1,7 +1,8 @@
 """One process's view of the simulated cards: allocators, memory history, out-of-memory errors."""
 
-from __future__ import gc
+from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
