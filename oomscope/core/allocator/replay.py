@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from oomscope.core.allocator.history import History
@@ -106,6 +107,7 @@ class Replayer:
         operations: Operations | None = None,
         stop: int | None = None,
         max_readings: int = MAX_READINGS,
+        readings: Mapping[int, Reading] | None = None,
     ) -> None:
         """Prepare.
 
@@ -115,6 +117,7 @@ class Replayer:
             state: result of `reconstruct(history)`, if at hand; it does not depend on the settings.
             operations: result of `read_operations(history)`, likewise.
             max_readings: how often to try another reading of ambiguous rows.
+            readings: those of an exact replay, to follow it without trying.
             stop: replay only the operations before this row.
         """
         self.history = history
@@ -124,6 +127,7 @@ class Replayer:
             history, free_requests_recorded=self.state.free_requests_recorded
         )
         self._max_readings = max_readings
+        self._known_readings = readings
         self.stop = len(history) if stop is None else stop
         self._pools = PoolFinder(history)
         self.reservations = Reservations(history, self.state, config, self._pools)
@@ -161,7 +165,7 @@ class Replayer:
         furthest: Diverged | None = None
         while True:
             try:
-                self._run_from(index, points)
+                self.advance(index, points=points)
                 return self._result(None)
             except Diverged as diverged:
                 if furthest is None or diverged.row > furthest.row:
@@ -173,8 +177,8 @@ class Replayer:
                 index = point.index
                 budget -= max(0, diverged.row - index)
 
-    def _run_from(self, index: int, points: list[_Point]) -> None:
-        """Execute operations from `index`.
+    def advance(self, index: int, end: int | None = None, *, points: list[_Point] | None = None) -> None:
+        """Execute operations from number `index` to before number `end`, and none from row `stop` on.
 
         Raises:
             Diverged: the model did something else.
@@ -185,8 +189,9 @@ class Replayer:
         size, stream, address = history.size, history.stream, history.address
         pool_of = self._pools.of_row if self._pools.any else None
         stop = self.stop
+        points = [] if points is None else points
         resumed = index if points and points[-1].index == index else -1
-        count = len(kinds)
+        count = len(kinds) if end is None else end
         while index < count:
             kind, row = kinds[index], rows[index]
             allocator = self.allocator
@@ -236,6 +241,8 @@ class Replayer:
 
     def _reading(self, growth: Growth, index: int, points: list[_Point], resumed: bool) -> Reading:
         """How to understand the rows of `growth`, remembering the state when there is a choice."""
+        if self._known_readings is not None:
+            return self._known_readings.get(growth.row, growth.readings[0])
         if resumed:
             point = points[-1]
             reading = point.left.pop(0)
@@ -244,11 +251,11 @@ class Replayer:
             self._readings[growth.row] = reading
             return reading
         if len(growth.readings) > 1:
-            points.append(_Point(index, growth.readings[1:], self._copy()))
+            points.append(_Point(index, growth.readings[1:], self.copy()))
             del points[:-_MAX_POINTS]
         return growth.readings[0]
 
-    def _copy(self) -> ReplayedAllocator:
+    def copy(self) -> ReplayedAllocator:
         """The allocator as it is now, free to go another way."""
         twin = copy_allocator(self.allocator)
         twin.driver.reserved = self.allocator.driver.reserved.copy()
@@ -260,7 +267,7 @@ class Replayer:
         point = points[-1]
         self.allocator = point.allocator
         if len(point.left) > 1:  # it will be needed again
-            point.allocator = self._copy()
+            point.allocator = self.copy()
         return point
 
     def _grow(self, growth: Growth, reading: Reading) -> None:
@@ -296,7 +303,8 @@ class Replayer:
         """The replay stops before an allocation: frees that are recorded just before it are over."""
         if kind == GROW:
             growth = self.operations.growths[number]
-            for row in growth.lead[: growth.readings[0].completed_before]:
+            known = (self._known_readings or {}).get(growth.row, growth.readings[0])
+            for row in growth.lead[: known.completed_before]:
                 if row < self.stop:
                     self.allocator.complete(self._pending_block(row))
 
