@@ -72,8 +72,7 @@ def _from_events(device: DeviceSnapshot) -> Lifetimes:
     events = device.events
     count = len(events)
     rows = np.flatnonzero(events.action <= Action.FREE_COMPLETED)
-    order = np.argsort(events.address[rows], kind="stable")
-    rows = rows[order]
+    rows = rows[np.argsort(events.address[rows], kind="stable")]
     address, action = events.address[rows], events.action[rows]
     is_alloc = action == Action.ALLOC
     starts = is_alloc.copy()

@@ -19,7 +19,6 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,9 @@ CHUNK = 4 << 20
 """Bytes decoded at a time: the arrays of one chunk stay in the cache."""
 
 MAX_KEYS = 14
+MAX_REFERENCE = 1 << 28
+"""A stream with more shared objects would be several gigabytes long."""
+
 MAX_ROW = 4096
 """Longest row in bytes that is looked at."""
 
@@ -317,8 +319,12 @@ def _split(chain: IntArray, columns: list[_Column]) -> Iterator[IntArray]:
     """Parts of a chain whose rows have the same keys with values of the same kinds."""
     changed: BoolArray = np.zeros(len(chain) - 1, np.bool_)
     for column in columns:
-        names, kinds = column.key[chain], np.where(column.key[chain] < 0, np.uint8(0), column.kind[chain])
-        changed |= (names[1:] != names[:-1]) | (kinds[1:] != kinds[:-1])
+        names = column.key[chain]
+        if names[0] < 0 and (names < 0).all():
+            continue
+        kinds = np.where(names < 0, np.uint8(0), column.kind[chain])
+        if not ((names == names[0]).all() and (kinds == kinds[0]).all()):
+            changed |= (names[1:] != names[:-1]) | (kinds[1:] != kinds[:-1])
     edges = [0, *(np.flatnonzero(changed) + 1).tolist(), len(chain)]
     for first, stop in pairwise(edges):
         yield chain[first:stop]
@@ -334,10 +340,19 @@ def _run(rows: IntArray, columns: list[_Column]) -> Run:
 
 
 def _references(runs: list[Run]) -> IntArray:
-    parts: list[Any] = [np.array(sorted({key for run in runs for key in run.keys}), np.int64)]
-    for run in runs:
-        parts += [
-            np.unique(values) for kind, values in zip(run.kinds, run.values, strict=True) if kind == REFERENCE
-        ]
-    found: IntArray = np.unique(np.concatenate(parts))
-    return found
+    """References that the runs use, ascending; found by marking, for they are small and dense."""
+    keys = [key for run in runs for key in run.keys]
+    used = [
+        values
+        for run in runs
+        for kind, values in zip(run.kinds, run.values, strict=True)
+        if kind == REFERENCE
+    ]
+    highest = max([*keys, *(int(values.max()) for values in used)])
+    if highest > MAX_REFERENCE:
+        raise Unscannable("references are out of range")
+    seen = np.zeros(highest + 1, np.bool_)
+    seen[keys] = True
+    for values in used:
+        seen[values] = True
+    return np.flatnonzero(seen)

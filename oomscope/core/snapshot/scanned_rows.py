@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class ScannedRows:
         self._runs: list[Run | None] = list(scanned.runs)
         self._references = scanned.references
         self._objects = objects
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._tables: dict[str, NDArray[np.int32]] = {}
 
     def columns(self, number: int, interner: Interner) -> dict[str, NDArray[Any]]:
         """Columns of a run, as `EventsBuilder.add_columns` wants them; each run can be taken once.
@@ -61,12 +62,8 @@ class ScannedRows:
     def _action(self, kinds: dict[str, int], values: dict[str, IntArray]) -> NDArray[np.uint8]:
         if kinds.get("action") != REFERENCE:
             raise Unscannable("action is not a shared text")
-        distinct, place = _distinct(values["action"])
-        names = [self._object(reference) for reference in distinct.tolist()]
-        if not all(type(name) is str and name in ACTION_CODES for name in names):
-            raise Unscannable("unknown action")
-        codes = np.array([ACTION_CODES[name] for name in names], np.uint8)
-        return codes[place]
+        codes = self._table("action", values["action"], _action_code)[values["action"]]
+        return codes.astype(np.uint8)
 
     def _stacks(
         self, kinds: dict[str, int], values: dict[str, IntArray], count: int, interner: Interner
@@ -90,17 +87,29 @@ class ScannedRows:
 
     def _mapped(self, kind: str, references: IntArray, interner: Interner) -> NDArray[Any]:
         """Interned numbers of referenced objects, each object interned once."""
-        one = getattr(interner, kind)
-        place = np.searchsorted(self._references, references)
-        used = np.zeros(len(self._references), np.bool_)
-        used[place] = True
-        table = np.full(len(self._references), -1, np.int64)
-        for index in np.flatnonzero(used).tolist():
-            key = (kind, index)
-            if key not in self._numbers:
-                self._numbers[key] = one(self._objects[index])
-            table[index] = self._numbers[key]
-        return table[place]
+        return self._table(kind, references, getattr(interner, kind))[references]
+
+    def _table(self, kind: str, references: IntArray, number_of: Callable[[Any], int]) -> NDArray[np.int32]:
+        """A table from reference to number, filled for `references`; one per kind, for all runs."""
+        table = self._tables.get(kind)
+        if table is None:
+            table = self._tables[kind] = np.full(int(self._references[-1]) + 1, _UNSET, np.int32)
+        if (table[references] == _UNSET).any():
+            missing = np.zeros(len(table), np.bool_)
+            missing[references] = True
+            missing &= table == _UNSET
+            for reference in np.flatnonzero(missing).tolist():
+                table[reference] = number_of(self._object(reference))
+        return table
+
+
+_UNSET = -(1 << 31)
+
+
+def _action_code(name: Any) -> int:
+    if type(name) is not str or name not in ACTION_CODES:
+        raise Unscannable("unknown action")
+    return ACTION_CODES[name]
 
 
 def _integers(kinds: dict[str, int], values: dict[str, IntArray], name: str) -> IntArray:
@@ -116,6 +125,8 @@ def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _streams(handles: IntArray, interner: Interner) -> NDArray[np.int32]:
+    if (handles == handles[0]).all():
+        return np.full(len(handles), interner.stream(int(handles[0])), np.int32)
     distinct, place = _distinct(handles)
     numbers = np.array([interner.stream(handle) for handle in distinct.tolist()], np.int32)
     return numbers[place]
