@@ -391,14 +391,14 @@ API nvmlDeviceRegisterEvents(void *handle, uint64_t types, void *set) { ON_DEVIC
 typedef struct { void *device; uint64_t type, data; U gi, ci; } Delivered;
 API nvmlEventSetWait_v2(void *set, Delivered *o, U timeout_ms) {
   ON_SYSTEM(EventSetWait);
-  for (U waited = 0; waited < timeout_ms; waited++) {
+  for (U waited = 0; waited < timeout_ms; waited += 10) { /* the real one blocks: be cheap */
     if (S->event_head < S->nevents) {
       Event *event = &S->events[S->event_head++ % MAX_EVENTS];
       if (!(*(uint64_t *)set & event->type)) continue;
       *o = (Delivered){handle_of(event->gpu), event->type, event->data, event->gi ? event->gi : ~0u, ~0u};
       return OK;
     }
-    usleep(1000);
+    usleep(10000);
   }
   return TIMED_OUT;
 }
