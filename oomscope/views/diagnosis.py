@@ -107,6 +107,11 @@ class Diagnosis:
         """The most likely cause."""
         return self.verdicts[0] if self.verdicts else None
 
+    @property
+    def is_about_oom(self) -> bool:
+        """Whether there is an out-of-memory event or a cause; a healthy run has findings too, with neither."""
+        return bool(self.verdicts) or self.requested_bytes is not None
+
     def what_happened(self) -> str:
         """The failure in one clause: rank, step, phase and the two sizes that met."""
         parts = []

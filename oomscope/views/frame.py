@@ -50,6 +50,8 @@ class Frame:
     cwd: str = ""
     device_word: str = "measured"
     """"simulated" or "measured": what the current attempt's device numbers are."""
+    exception: str = ""
+    """What ended the job, when it was an exception."""
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 

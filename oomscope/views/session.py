@@ -193,6 +193,7 @@ class SessionModel:
             command=tuple(wording.below(part, cwd) for part in command),
             cwd=cwd,
             device_word=wording.kind_of_number(any(row.simulated for row in rows)),
+            exception=exception,
             problems=tuple(problem for f in files for problem in f.problems()),
         )  # fmt: skip
 

@@ -75,6 +75,33 @@ async def test_job_that_has_not_reported_yet(home: Path, opened: Any, sessions: 
         assert "no rank has reported yet" in text_of(pilot.app)
 
 
+async def test_job_that_failed_for_another_reason(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    session = sessions.eight_ranks(home, ranks=1, steps=5)
+    writer = sessions.Writer(session.attempts()[0], 0, 14000)
+    kept = writer._path.read_bytes()
+    writer.add("exception", sessions.NOW_NS, type="ValueError", message="shapes \x1b[31mdiffer", is_oom=False)
+    writer.close()
+    writer._path.write_bytes(kept + writer._path.read_bytes())
+    session.set_state("failed")
+    async with opened(session) as pilot:
+        assert "the job failed: ValueError: shapes differ" in text_of(pilot.app)
+        assert "[^l] log" in text_of(pilot.app)
+        await pilot.press("2")
+        await pilot.pause()
+        assert "not for lack of memory" in text_of(pilot.app)
+
+
+async def test_healthy_run_has_no_diagnosis(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.finished(home)
+    for number in (1, 2):
+        path = session.path / f"attempts/00{number}/findings.json"
+        path.write_text(json.dumps({"verdicts": [], "flow": [{"node": "G0", "question": "Whose memory?"}]}))
+    async with opened(session, start="oom") as pilot:
+        assert "did not run out of memory" in text_of(pilot.app)
+
+
 # -- ranks and time ------------------------------------------------------------------------------
 
 

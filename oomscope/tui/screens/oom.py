@@ -67,7 +67,7 @@ class OomScreen(BaseScreen):
 
     def show_frame(self, frame: Frame) -> None:
         found = frame.diagnosis
-        if found is None or not (found.verdicts or found.flow):
+        if found is None or not found.is_about_oom:
             self.show_missing(*_missing(frame))
             return
         self.show_missing()
@@ -170,6 +170,11 @@ def _missing(frame: Frame) -> tuple[str, str]:
                 "itself.",
             )
         return "No out-of-memory error so far.", "The diagnosis appears here by itself when one happens."
+    if frame.state == "failed" and frame.exception:
+        return (
+            "This job ended, but not for lack of memory.",
+            f"{frame.exception}\n\nctrl+l shows what it printed.",
+        )
     if frame.state == "done":
         return "This run did not run out of memory.", "Press 1 for its peaks, 6 for other sessions."
     return (

@@ -80,7 +80,7 @@ class AlertLine(OneLine):
         if alert is None:
             return []
         filled = {"error": "alert", "warn": "alert-warn", "ok": "alert-ok"}.get(alert.severity)
-        answer = f"[{alert.key}] {alert.answer}" if alert.key else ""
+        answer = f"[{key_name(alert.key)}] {alert.answer}" if alert.key else ""
         text = f" {_GLYPHS.get(alert.severity, '·')} {alert.text}"
         room = width - len(answer) - (2 if answer else 0)
         style, key_style = (filled, filled) if filled else ("dim", "key")

@@ -130,7 +130,7 @@ def _device_line(row: RankRow, width: int, selected: bool) -> list[Span]:
     if wide:
         line += [
             (f"{'–' if row.step is None else row.step:>7}", ""),
-            (f"{'–' if row.loss is None else f'{row.loss:.3f}':>8} {row.phase:<10.10}", "dim"),
+            (f"{'–' if row.loss is None else f'{row.loss:.4g}':>8} {row.phase:<10.10}", "dim"),
         ]
     return [
         *line,
@@ -158,7 +158,7 @@ def _host_line(row: RankRow, width: int, selected: bool) -> list[Span]:
         (f"{wording.gib(row.used_bytes, 2):>9} {wording.gib(row.peak_bytes, 2):>9} ", ""),
         (f"{wording.per_step(rate):>8}", "error" if row.is_growing else "dim"),
         (f"{'–' if row.step is None else row.step:>7}", ""),
-        (f"{'–' if row.loss is None else f'{row.loss:.4f}':>9} ", "dim"),
+        (f"{'–' if row.loss is None else f'{row.loss:.5g}':>9} ", "dim"),
         *stacked_bar(row, bar),
         (f" {row.status:<9.9}", _SEVERITY_STYLES[row.severity]),
     ]
