@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from oomscope.core.diagnosis.advice import choose_fixes, sentences
+from oomscope.core.diagnosis.arithmetic import MEANING
 from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
 from oomscope.core.diagnosis.flow import walk
 from oomscope.core.diagnosis.model import LIKELY, Answer, Diagnosis, Finding, Rule, Undecided, Verdict
 from oomscope.core.diagnosis.rules import BUILT_IN
-from oomscope.core.diagnosis.rules.tools import NUMBERS, RUN
+from oomscope.core.diagnosis.rules.tools import NUMBERS, RUN, facts, trend_fact
 
 LISTED = 0.3
 """Findings below are not worth a line."""
@@ -60,7 +61,8 @@ def _is_measured(e: Evidence) -> bool:
 
 def _complains(evidence: Evidence) -> bool:
     """Somebody describes a memory problem in words."""
-    return any(signal.name.startswith(("says:", "phase:")) for signal in evidence.signals)
+    grows = any(t is not None and t.is_leak for t in (evidence.trend, evidence.rss_trend))
+    return grows or any(signal.name.startswith(("says:", "phase:")) for signal in evidence.signals)
 
 
 def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict]) -> Verdict:
@@ -78,9 +80,8 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
         ranked = [NUMBERS, Missing("a run that is watched", RUN)]
     known: list[Fact] = []
     if evidence.arithmetic is not None:
-        from oomscope.core.diagnosis.arithmetic import MEANING
-
         known = [Fact(MEANING[tag], "message") for tag in evidence.arithmetic.tags]
+    known += facts(trend_fact(evidence))
     names = " or ".join(v.rule.cause for v in weak[:2])
     explanation = "What is known does not single out one cause." + (f" Possible: {names}." if names else "")
     return Verdict(UNKNOWN, Finding(0.0, explanation, tuple(known), tuple(ranked)), ())

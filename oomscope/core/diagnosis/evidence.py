@@ -196,6 +196,8 @@ class GrowthGroup:
     stacks: int
     """Distinct stacks: one for a list of outputs, many for the saved tensors of a graph."""
     categories: tuple[str, ...] = ()
+    unit: str = "step"
+    """"step" of the optimizer, or "iteration" of a loop without one."""
 
 
 @dataclass(frozen=True)

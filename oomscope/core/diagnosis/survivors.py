@@ -6,6 +6,7 @@ shows a card that is almost empty, and would make every shortage look like fragm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,9 @@ import numpy as np
 from oomscope.core.diagnosis.evidence import GrowthGroup, LiveGroup, Where
 from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.categories import Category
-from oomscope.core.snapshot.columns import BoolArray, Frame, IntArray
+from oomscope.core.snapshot.columns import Action, BoolArray, Frame, IntArray, StackTable
 from oomscope.core.snapshot.lifetimes import BEFORE
-from oomscope.core.snapshot.stack_rules import is_user_code
+from oomscope.core.snapshot.stack_rules import Origin, is_user_code
 
 MAX_GROUPS = 40
 MIN_BIRTH_STEPS = 3
@@ -69,7 +70,9 @@ def live_groups(analysis: DeviceAnalysis, source: SourceLine) -> tuple[LiveGroup
         sizes = lives.size[alive[key == number]]
         stack, kind = divmod(number, len(Category))
         user = user_chain(stacks[stack]) if stack >= 0 else []
-        group = (NAMES[Category(kind)], user[0] if user else None)
+        loaded = stack >= 0 and _is_loaded(stacks[stack], user, source)
+        name = "loaded" if loaded else NAMES[Category(kind)]
+        group = (name, user[0] if user else None)
         entry = groups.setdefault(group, [0, 0, 0])
         entry[0] += int(sizes.sum())
         entry[1] += len(sizes)
@@ -82,26 +85,50 @@ def live_groups(analysis: DeviceAnalysis, source: SourceLine) -> tuple[LiveGroup
     )
 
 
+_LOADS = re.compile(r"\btorch\.load\(|\bload_file\(|\bload_checkpoint\(")
+
+
+def _is_loaded(frames: Sequence[Frame], user: Sequence[Frame], source: SourceLine) -> bool:
+    """Made by torch.load: a checkpoint's own tensors."""
+    if any(frame.file.replace("\\", "/").endswith("torch/serialization.py") for frame in frames):
+        return True
+    return bool(user) and _LOADS.search(source(user[0].file, user[0].line)) is not None
+
+
 def growth(analysis: DeviceAnalysis, ends: StepEnds, source: SourceLine) -> GrowthGroup | None:
-    """Survivors of earlier steps at the focus, if at least `MIN_BIRTH_STEPS` steps left some."""
-    if len(ends.steps) < MIN_BIRTH_STEPS or not analysis.device.events.has_times:
-        return None
+    """Survivors of earlier steps at the focus, if at least `MIN_BIRTH_STEPS` steps left some.
+
+    Where no optimizer steps were seen (inference, a total summed before one backward) the iterations of the loop
+    take their place.
+    """
     lives = analysis.lives
     alive = np.flatnonzero(analysis.alive(analysis.focus.row) & (lives.birth > BEFORE))
-    step = _birth_steps(analysis.device.events.time_us[lives.birth[alive]], ends)
-    alive, step = alive[step >= WARM_UP_STEPS], step[step >= WARM_UP_STEPS]
+    if len(ends.steps) >= MIN_BIRTH_STEPS and analysis.device.events.has_times:
+        born = _birth_steps(analysis.device.events.time_us[lives.birth[alive]], ends)
+        return _survivors(analysis, alive, born, source, unit="step")
+    iterations = loop_iterations(analysis)
+    if iterations is None:
+        return None
+    return _survivors(analysis, alive, iterations[lives.birth[alive]], source, unit="iteration")
+
+
+def _survivors(
+    analysis: DeviceAnalysis, alive: IntArray, born: IntArray, source: SourceLine, *, unit: str
+) -> GrowthGroup | None:
+    """Of the allocations `alive`, born in the steps `born`, those whose stacks left some in several steps."""
+    lives = analysis.lives
+    alive, born = alive[born >= WARM_UP_STEPS], born[born >= WARM_UP_STEPS]
     stack = lives.stack[alive]
     growing = [
-        one for one in np.unique(stack).tolist() if len(np.unique(step[stack == one])) >= MIN_BIRTH_STEPS
+        one for one in np.unique(stack).tolist() if len(np.unique(born[stack == one])) >= MIN_BIRTH_STEPS
     ]
     if not growing:
         return None
     chosen: BoolArray = np.isin(stack, np.asarray(growing))
-    births = np.unique(step[chosen]).tolist()
+    births = np.unique(born[chosen]).tolist()
     chains = [user_chain(analysis.snapshot.stacks[one])[::-1] for one in growing if one >= 0]
     caller, inner = _shared(chains)
     total = int(lives.size[alive[chosen]].sum())
-    kinds = {NAMES[Category(each)] for each in np.unique(analysis.category[alive[chosen]]).tolist()}
     return GrowthGroup(
         bytes=total,
         count=int(chosen.sum()),
@@ -110,8 +137,70 @@ def growth(analysis: DeviceAnalysis, ends: StepEnds, source: SourceLine) -> Grow
         where=_where(inner, source),
         caller=_where(caller, source),
         stacks=len(growing),
-        categories=tuple(sorted(kinds)),
+        categories=_kinds(analysis, alive[chosen]),
+        unit=unit,
     )
+
+
+def _kinds(analysis: DeviceAnalysis, chosen: IntArray) -> tuple[str, ...]:
+    """Categories of allocations; what a forward made and nobody can judge further is "forward"."""
+    found = {NAMES[Category(each)] for each in np.unique(analysis.category[chosen]).tolist()}
+    unknown = chosen[analysis.category[chosen] == Category.UNKNOWN]
+    origin = analysis.facts.origin[analysis.lives.stack[unknown] + 1]
+    if len(origin) and bool((origin == Origin.FORWARD).any()):
+        found.add("forward")
+    return tuple(sorted(found))
+
+
+def loop_iterations(analysis: DeviceAnalysis) -> IntArray | None:
+    """(n_events,) int64: iteration of the user's loop in which each allocation was made, -1 elsewhere.
+
+    Counted since the last backward or optimizer step. A loop shows in the lines of its function: each time they go
+    back, a new iteration has begun. None when no function on the failing stack goes back `MIN_BIRTH_STEPS` times.
+    """
+    events, stacks = analysis.device.events, analysis.snapshot.stacks
+    last = min(analysis.focus.row, len(events) - 1)
+    rows = np.flatnonzero(events.action[: last + 1] == Action.ALLOC)
+    origin = analysis.facts.origin[events.stack[rows] + 1]
+    ends = np.flatnonzero(np.isin(origin, (Origin.BACKWARD, Origin.GRADIENT, Origin.OPTIMIZER, Origin.EMPTY)))
+    rows = rows[ends[-1] + 1 :] if len(ends) else rows
+    if len(rows) < MIN_BIRTH_STEPS:
+        return None
+    failing = analysis.ooms[-1].stack if analysis.ooms else int(events.stack[rows[-1]])
+    best: IntArray | None = None
+    most = MIN_BIRTH_STEPS
+    for candidate in _above_modules(stacks[failing] if failing >= 0 else []):
+        line = _line_in(candidate, stacks)[events.stack[rows]]
+        inside = rows[line >= 0]
+        line = line[line >= 0]
+        back = np.concatenate([[False], line[1:] < line[:-1]]) if len(line) else np.zeros(0, np.bool_)
+        if int(back.sum()) > most:
+            most = int(back.sum())
+            best = np.full(len(events), -1, np.int64)
+            best[inside] = np.cumsum(back)
+    return best
+
+
+def _above_modules(frames: Sequence[Frame]) -> list[Frame]:
+    """The user's frames above any module's forward, outermost first: where loops over batches are."""
+    found = []
+    for frame in reversed(frames):
+        if frame.function in ("forward", "_call_impl", "_wrapped_call_impl"):
+            break
+        if is_user_code(frame):
+            found.append(frame)
+    return found
+
+
+def _line_in(function: Frame, stacks: StackTable) -> IntArray:
+    """(n_stacks,) int64: the line of each stack in that function, -1 for stacks that do not pass through it."""
+    lines = np.full(len(stacks), -1, np.int64)
+    for number in range(len(stacks)):
+        for frame in stacks[number]:
+            if frame.file == function.file and frame.function == function.function:
+                lines[number] = frame.line
+                break
+    return lines
 
 
 def _birth_steps(time_us: IntArray, ends: StepEnds) -> IntArray:

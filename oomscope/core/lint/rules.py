@@ -101,12 +101,23 @@ def graph_sum(script: Script) -> Iterator[Finding]:
             value = node.value.right if dotted(node.value.left) == target else None
             if not isinstance(node.value.op, ast.Add):
                 value = None
-        if not target or value is None or target in script.losses or not script.repeats(node):
+        if not target or value is None or not script.repeats(node):
             continue
-        if _carries_graph(script, value):
+        if target in script.losses:
+            if _backward_comes_after_the_loop(script, node, target):
+                text = f"{ast.unparse(node)} keeps the graphs of all iterations until one backward after the loop"
+                yield script.finding("graph-sum", node, text)
+        elif _carries_graph(script, value):
             yield script.finding(
                 "graph-sum", node, f"{ast.unparse(node)} sums tensors together with their graphs"
             )
+
+
+def _backward_comes_after_the_loop(script: Script, node: ast.AST, name: str) -> bool:
+    """`total += loss` in a loop, and `total.backward()` outside of it."""
+    loop = next((parent for parent in script.above(node) if isinstance(parent, (ast.For, ast.While))), None)
+    calls = [call for call, _ in _method_calls(script, "backward") if dotted(call.func) == f"{name}.backward"]
+    return loop is not None and bool(calls) and not any(loop in script.above(call) for call in calls)
 
 
 def retain_graph(script: Script) -> Iterator[Finding]:
@@ -332,8 +343,42 @@ def caught_oom(script: Script) -> Iterator[Finding]:
             )
 
 
+def exception_kept(script: Script) -> Iterator[Finding]:
+    """A caught error is kept beyond its except block: its traceback keeps the frames and their tensors."""
+    for node in script.nodes:
+        if not isinstance(node, ast.ExceptHandler) or node.name is None or node.type is None:
+            continue
+        caught = ast.unparse(node.type)
+        if not re.search(r"OutOfMemoryError|RuntimeError|\bException\b", caught):
+            continue
+        for inner in ast.walk(node):
+            kept = (
+                isinstance(inner, ast.Return) and inner.value is not None and dotted(inner.value) == node.name
+            )
+            kept |= isinstance(inner, ast.Assign) and dotted(inner.value) == node.name
+            kept |= (
+                isinstance(inner, ast.Call)
+                and dotted(inner.func).endswith((".append", ".put"))
+                and any(dotted(argument) == node.name for argument in inner.args)
+            )
+            if kept:
+                text = "the caught error is kept, and with its traceback the tensors of the failed code"
+                yield script.finding("exception-kept", inner, text)
+
+
+def self_cycle(script: Script) -> Iterator[Finding]:
+    """An object that holds a reference to itself is freed by the collector only."""
+    for node in script.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Attribute) and dotted(target.value) == node.value.id:
+                text = f"{ast.unparse(node)} makes the object refer to itself"
+                yield script.finding("self-cycle", node, text)
+
+
 RULES: tuple[Rule, ...] = (
     graph_append, graph_sum, retain_graph, hidden_state, container_append, eval_no_grad, load_device, no_set_device,
     data_parallel, zero_grad, empty_cache_loop, tensorboard, full_state_dict, no_sync, buckets, cudnn_benchmark,
-    memory_fraction, caught_oom,
+    memory_fraction, caught_oom, exception_kept, self_cycle,
 )  # fmt: skip

@@ -33,6 +33,8 @@ def _activations(e: Evidence) -> Answer:
         return excluded
     if e.trend is not None and e.trend.kind in ("leak", "sawtooth"):
         return Excluded(t.facts(t.trend_fact(e)))
+    if t.piles_up(e) and e.growth is not None:
+        return Excluded((t.growth_fact(e.growth),))
     if e.tag("foreign_memory"):
         return Excluded((Fact("much of the device is used outside this process", "message"),))
     if e.phase is not None and e.phase not in t.IN_STEP:

@@ -23,17 +23,20 @@ def _no_growth(e: Evidence) -> Excluded | None:
 
 
 def _is_growing(e: Evidence) -> bool:
-    return e.trend is not None and e.trend.is_leak
+    """Measured growth: from step to step, or from iteration to iteration of a loop without steps."""
+    return (e.trend is not None and e.trend.is_leak) or t.piles_up(e)
 
 
 def _looks_like_graph(e: Evidence) -> bool:
     """Many stacks of forward survive per step: the saved tensors of a graph, not one list of results."""
     g = e.growth
-    if g is None or g.stacks < 3:
+    if g is None:
         return False
+    if g.stacks < 3:  # a whole forward may stand on one line; then the source decides
+        return {"activation", "forward"} & set(g.categories) != set() and e.lint_of(*GRAPH_LINT) is not None
     # Without a backward in the history nobody can tell saved tensors from other results; then the source
     # decides.
-    return "activation" in g.categories or e.lint_of(*GRAPH_LINT) is not None
+    return bool({"activation", "forward"} & set(g.categories)) or e.lint_of(*GRAPH_LINT) is not None
 
 
 def _graph(e: Evidence) -> Answer:

@@ -95,11 +95,24 @@ def _autocast_cache(e: Evidence) -> Answer:
         return Excluded((Fact("autocast is not on", "model"),))
     if cache is not None:
         return Finding(0.8, _CAST, (t.heard(cache),))
-    casts = [g for g in e.live if g.category != "parameter" and g.where and "autocast" in g.where.source]
     if e.phase == "eval" and cast is not None and e.signal("says:host") is None:
-        confidence = 0.7 if e.oom is None and not casts else 0.6
-        return Finding(confidence, _CAST, (t.heard(cast),), (_EVAL,))
+        beside = _beside_parameters(e)
+        if beside is not None:
+            return Finding(0.82, _CAST, (t.heard(cast), beside))
+        return Finding(0.7 if e.oom is None else 0.55, _CAST, (t.heard(cast),), (_EVAL,))
     return Undecided((_EVAL,))
+
+
+def _beside_parameters(e: Evidence) -> Fact | None:
+    """What is alive beside the parameters is about as large as half-precision copies of them."""
+    parameters = t.parameter_bytes(e)
+    if not parameters or e.allocated is None or e.oom is None:
+        return None
+    beside = e.allocated - parameters
+    if 0.15 * parameters <= beside <= 0.6 * parameters and t.share(parameters, e.allocated) >= 0.5:
+        text = f"{t.size(beside)} are alive beside {t.size(parameters)} of parameters; casts take up to half of them"
+        return Fact(text, "model", beside)
+    return None
 
 
 _CAST = (
@@ -121,6 +134,19 @@ def _ref_cycle(e: Evidence) -> Answer:
         )
     if trend is not None and trend.kind in ("flat", "leak", "plateau"):
         return Excluded(t.facts(t.trend_fact(e)))
+    lint = e.lint_of("self-cycle")
+    if lint is not None and e.failed:
+        held = sum(g.bytes for g in e.live if g.where is not None and g.where.file == lint.where.file)
+        return Finding(
+            0.85 if t.share(held, e.allocated) >= 0.5 else 0.55,
+            "An object refers to itself, so only Python's collector frees it and its tensors; it counts objects, not "
+            "bytes of device memory.",
+            t.facts(
+                Fact(f"{lint.where.place}: {lint.text}", "source code"),
+                t.group_fact(e.live[0]) if e.live else None,
+            ),
+            where=lint.where,
+        )
     said = e.signal("says:cycle")
     if said is not None:
         return Finding(
@@ -133,7 +159,7 @@ def _ref_cycle(e: Evidence) -> Answer:
 
 
 def _exception_holds(e: Evidence) -> Answer:
-    lint = e.lint_of("caught-oom")
+    lint = e.lint_of("exception-kept", "caught-oom")
     repeated = e.oom is not None and e.oom.count > 1
     said = e.signal("says:retry")
     if repeated and e.oom is not None:

@@ -65,7 +65,7 @@ def _by_replay(e: Evidence) -> Answer:
             fixes=(),
         )
     if idle < 0.05:
-        confidence = 0.58
+        confidence = 0.45  # the last straw only
     pin = a.pins[0] if a.pins else None
     return Finding(
         confidence,
@@ -195,7 +195,8 @@ def _spurious(e: Evidence) -> Answer:
         )
     if a is not None and e.requested:
         free = a.other_pools_free or 0
-        if free >= e.requested and (a.shortfall or 0) <= 0 and (a.usable_free or 0) < e.requested:
+        much = free >= e.requested and free >= 0.1 * (a.reserved or 0)
+        if much and (a.shortfall or 0) <= 0 and (a.usable_free or 0) < e.requested:
             return Finding(
                 0.75,
                 "Enough memory is free, but in pools or on streams that this request may not use.",

@@ -58,6 +58,10 @@ def _full_gather(e: Evidence) -> Answer:
 
 
 def _load_duplicate(e: Evidence) -> Answer:
+    loaded = sum(group.bytes for group in e.live if group.category == "loaded")
+    parameters = t.parameter_bytes(e)
+    if e.failed and parameters and loaded >= 0.5 * parameters:
+        return _still_loaded(e, loaded)
     other = _other_phase(e, "resume", "load")
     if other is not None:
         return other
@@ -82,6 +86,26 @@ def _load_duplicate(e: Evidence) -> Answer:
     if copies is not None and e.signal(*_SHARDED) is None:
         return Finding(0.6, "State exists twice while it is loaded.", (t.heard(copies),), (t.SNAPSHOT,))
     return Undecided((t.SNAPSHOT, t.SOURCE))
+
+
+def _still_loaded(e: Evidence, loaded: int) -> Answer:
+    """Tensors that torch.load made are alive beside the model."""
+    part = t.share(loaded, e.allocated)
+    lint = e.lint_of("load-device")
+    group = next(group for group in e.live if group.category == "loaded")
+    return Finding(
+        0.93 if part >= 0.15 else 0.5,
+        "The tensors of a checkpoint are still on the card beside the model they were copied into: load it with "
+        "map_location='cpu', and drop the dictionary after load_state_dict().",
+        t.facts(
+            Fact(
+                f"{t.size(loaded)} ({part:.0%} of what was alive) were made by torch.load", "snapshot", loaded
+            ),
+            Fact(f"{lint.where.place}: {lint.text}", "source code") if lint else None,
+            t.request_fact(e),
+        ),
+        where=lint.where if lint else group.where,
+    )
 
 
 def _others_on_first_gpu(e: Evidence) -> Fact | None:

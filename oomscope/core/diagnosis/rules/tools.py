@@ -91,6 +91,13 @@ def shortfall_fact(e: Evidence) -> Fact | None:
     return Fact(f"with perfect packing it would have fitted, with {size(-short)} to spare", source, short)
 
 
+def parameter_bytes(e: Evidence) -> int | None:
+    """Bytes of the model's parameters: its own count, else what was alive of them."""
+    if e.model is not None and e.model.parameters_bytes:
+        return e.model.parameters_bytes
+    return sum(group.bytes for group in e.live if group.category == "parameter") or None
+
+
 def activations(e: Evidence) -> int | None:
     """Bytes alive at the failure that are neither parameters, gradients nor optimizer state."""
     if e.composition:
@@ -117,12 +124,18 @@ def group_fact(group: LiveGroup) -> Fact:
 
 def growth_fact(growth: GrowthGroup) -> Fact:
     place = f" made at {growth.caller.place}" if growth.caller else ""
-    steps = f"{growth.births[0]} to {growth.births[-1]}" if growth.births else "?"
+    steps = f"{growth.unit}s {growth.births[0]} to {growth.births[-1]}" if growth.births else "?"
     return Fact(
-        f"{size(growth.bytes)} in {growth.count} allocations{place} outlived their steps ({steps})",
+        f"{size(growth.bytes)} in {growth.count} allocations{place} outlived their {growth.unit} ({steps})",
         "snapshot",
         growth.bytes,
     )
+
+
+def piles_up(e: Evidence) -> bool:
+    """Survivors of earlier iterations make up much of what was alive, in a loop without optimizer steps."""
+    g = e.growth
+    return g is not None and g.unit == "iteration" and share(g.bytes, e.allocated) >= 0.3
 
 
 def trend_fact(e: Evidence) -> Fact | None:

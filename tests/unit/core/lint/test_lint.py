@@ -175,6 +175,29 @@ def test_losses_of_accelerate_and_scalers():
     assert rules(source) == ["graph-append", "graph-sum"]
 
 
+def test_one_backward_after_the_loop_keeps_all_graphs():
+    source = "total = 0\nfor x in y:\n    loss = f(x)\n    total += loss\ntotal.backward()\n"
+    assert rules(source) == ["graph-sum"]
+    assert rules(source.replace("\ntotal.backward()", "\n    total.backward()")) == []
+
+
+def test_a_caught_error_that_is_kept():
+    source = "try:\n    f()\nexcept RuntimeError as error:\n    KEEP\n"
+    for keep in ("self.error = error", "errors.append(error)"):
+        assert rules(source.replace("KEEP", keep)) == ["exception-kept"]
+    assert rules("def g():\n    " + source.replace("\n", "\n    ").replace("KEEP", "return error")) == [
+        "exception-kept"
+    ]
+    assert rules(source.replace("KEEP", "print(error)")) == []
+    assert rules(source.replace("KEEP", "self.text = str(error)")) == []
+    assert rules(source.replace("RuntimeError", "KeyError").replace("KEEP", "self.error = error")) == []
+
+
+def test_an_object_that_refers_to_itself():
+    assert rules("class A:\n    def __init__(self):\n        self.me = self\n") == ["self-cycle"]
+    assert rules("class A:\n    def __init__(self, other):\n        self.me = other\n") == []
+
+
 def test_outside_a_loop_it_is_harmless():
     assert rules("loss = f()\nloss.backward()\nlosses.append(loss)\n") == []
 
