@@ -1,0 +1,206 @@
+"""The loop's decisions, with the job, the diagnosis and the predictions replaced by scripted ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oomscope.launch import loop as loop_module
+from oomscope.launch.job import JobControl, JobResult, JobSpec
+from oomscope.launch.loop import Loop, RunRequest
+from oomscope.launch.predict import Changes
+from oomscope.store.session import Session
+
+CATALOGUE: dict[str, Any] = {
+    "fixes": [
+        {"id": "ckpt", "risk": "exact", "applicable": True, "why_not": None},
+        {"id": "amp-bf16", "risk": "rounding", "applicable": True, "why_not": None},
+        {"id": "optim-8bit", "risk": "semantic", "applicable": True, "why_not": None},
+        {"id": "expandable", "risk": "none", "applicable": False, "why_not": "it is set already"},
+    ],
+    "plans": [],
+    "recommended": ["ckpt"],
+}
+
+
+class _Findings:
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": "oomscope.diagnosis/1", "verdicts": [{"rule": "oom.capacity_activations"}]}
+
+
+class Stage:
+    """Plays the job: `outcomes` says for each attempt whether it runs out of memory."""
+
+    def __init__(self, outcomes: Sequence[bool], catalogue: Mapping[str, Any]) -> None:
+        self.outcomes = list(outcomes)
+        self.catalogue = dict(catalogue)
+        self.specs: list[JobSpec] = []
+        self.order: list[str] = []
+
+    def run_job(self, spec: JobSpec, **_: Any) -> JobResult:
+        self.specs.append(spec)
+        self.order.append("run")
+        oom = self.outcomes.pop(0)
+        return JobResult(1 if oom else 0, None, 1.0, 0 if oom else None, oom, [])
+
+    def predict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        self.order.append("predict")
+        return self.catalogue
+
+    def prove(self, *_: Any) -> dict[str, Any]:
+        self.order.append("prove")
+        return {"accepted": True}
+
+
+def launch_changes(ids: Sequence[str], attempt: Any, **_: Any) -> Changes:
+    return Changes(env={"FIX": ",".join(ids)}, plan={"fixes": [{"id": each} for each in ids]}, argv=["--fixed"])
+
+
+def play(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: Sequence[bool],
+    *,
+    catalogue: Mapping[str, Any] = CATALOGUE,
+    control: JobControl | None = None,
+    decide: Any = lambda fixes: None,
+    **options: Any,
+) -> tuple[Stage, Loop, list[dict[str, Any]]]:
+    stage = Stage(outcomes, catalogue)
+    monkeypatch.setattr(loop_module, "run_job", stage.run_job)
+    monkeypatch.setattr(loop_module, "predict", stage.predict)
+    monkeypatch.setattr(loop_module, "prove", stage.prove)
+    monkeypatch.setattr(loop_module, "launch_changes", launch_changes)
+    monkeypatch.setattr(loop_module, "diagnose", lambda evidence: _Findings())
+    monkeypatch.setattr(loop_module, "collect", lambda path: None)
+    session = Session.create(tmp_path, name="train")
+    request = RunRequest(command=("python", "train.py"), cwd=str(tmp_path), **options)
+    events: list[dict[str, Any]] = []
+    loop = Loop(session, request, {"HOME": "/"}, decide=decide, on_event=events.append, control=control)
+    loop.run()
+    return stage, loop, events
+
+
+def notes(events: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(str(each["text"]) for each in events if each["k"] == "note")
+
+
+def test_a_job_that_survives_is_diagnosed_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, loop, _ = play(tmp_path, monkeypatch, [False], take_best=True)
+    assert stage.order == ["run"]
+    assert loop.outcome.exit_code == 0
+    assert loop.session.state()["state"] == "done"
+
+
+def test_the_recommended_fix_is_applied_to_the_users_own_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, loop, events = play(tmp_path, monkeypatch, [True, False], take_best=True)
+    assert stage.order == ["run", "predict", "run", "prove"]
+    first, second = stage.specs
+    assert first.plan == {"fixes": []}
+    assert second.command == ("python", "train.py", "--fixed")
+    assert second.env == {"HOME": "/", "FIX": "ckpt"}
+    assert second.plan == {"fixes": [{"id": "ckpt"}]}
+    assert loop.outcome.exit_code == 0
+    assert [each["by"] for each in events if each["k"] == "decision"] == ["recommendation"]
+
+
+def test_the_prediction_is_on_disk_before_the_rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    original = Stage.run_job
+
+    def watching(self: Stage, spec: JobSpec, **more: Any) -> JobResult:
+        seen.append((spec.attempt_dir.parent / "001" / "fixes.json").exists())
+        return original(self, spec, **more)
+
+    monkeypatch.setattr(Stage, "run_job", watching)
+    play(tmp_path, monkeypatch, [True, False], take_best=True)
+    assert seen == [False, True]
+
+
+def test_the_first_attempt_of_a_real_job_carries_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, _, _ = play(tmp_path, monkeypatch, [True, False], take_best=True)
+    assert [spec.detail for spec in stage.specs] == [False, True]
+
+
+def test_without_consent_nothing_is_rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, loop, events = play(tmp_path, monkeypatch, [True])
+    assert stage.order == ["run", "predict"]
+    assert loop.session.state()["state"] == "oom"
+    assert any(each["k"] == "waiting" for each in events)
+
+
+def test_a_person_may_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _, events = play(tmp_path, monkeypatch, [True, False], decide=lambda fixes: ["amp-bf16"])
+    assert stage.specs[1].env["FIX"] == "amp-bf16"
+    assert [each["by"] for each in events if each["k"] == "decision"] == ["user"]
+
+
+def test_a_chosen_fix_that_does_not_apply_is_refused_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, loop, events = play(tmp_path, monkeypatch, [True], chosen=("ckpt", "expandable"))
+    assert stage.order == ["run", "predict"]
+    assert loop.outcome.refused == [{"fix": "expandable", "reason": "it is set already"}]
+    assert "expandable refused: it is set already" in notes(events)
+
+
+def test_an_unknown_fix_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, loop, _ = play(tmp_path, monkeypatch, [True], chosen=("more-ram",))
+    assert loop.outcome.refused[0]["fix"] == "more-ram"
+
+
+def test_a_risk_above_the_allowed_one_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue = {**CATALOGUE, "recommended": ["ckpt", "optim-8bit"]}
+    stage, _, events = play(tmp_path, monkeypatch, [True], catalogue=catalogue, take_best=True)
+    assert stage.order == ["run", "predict"]
+    assert "--risk semantic" in notes(events)
+    stage, _, _ = play(
+        tmp_path, monkeypatch, [True, False], catalogue=catalogue, take_best=True, allowed_risk="semantic"
+    )
+    assert stage.specs[1].env["FIX"] == "ckpt,optim-8bit"
+
+
+def test_the_same_recommendation_is_not_tried_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _, events = play(tmp_path, monkeypatch, [True, True], take_best=True)
+    assert stage.order.count("run") == 2
+    assert "active already" in notes(events)
+
+
+def test_attempts_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _, events = play(tmp_path, monkeypatch, [True], take_best=True, max_attempts=1)
+    assert stage.order == ["run"]
+    assert "--max-attempts" in notes(events)
+
+
+def test_a_used_up_budget_starts_no_further_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _, events = play(tmp_path, monkeypatch, [True], take_best=True, budget_s=0.0)
+    assert stage.order == ["run"]
+    assert "--budget" in notes(events)
+
+
+def test_a_job_that_the_user_ended_is_not_rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _, _ = play(tmp_path, monkeypatch, [True], take_best=True, control=JobControl(level=1))
+    assert stage.order == ["run"]
+
+
+def test_no_fix_predicted_to_fit_ends_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue = {**CATALOGUE, "recommended": None}
+    _, _, events = play(tmp_path, monkeypatch, [True], catalogue=catalogue, take_best=True)
+    assert "no fix is predicted to make the job fit" in notes(events)
+
+
+def test_a_request_survives_json(tmp_path: Path) -> None:
+    import dataclasses
+
+    request = RunRequest(command=("a", "b"), cwd="/", ranks=(0, 7), chosen=("ckpt",), budget_s=3.0)
+    assert RunRequest.from_json(json.loads(json.dumps(dataclasses.asdict(request)))) == request
