@@ -171,6 +171,19 @@ def torchrun_script(command: Sequence[str]) -> list[str]:
     return (["-m"] if module else []) + rest
 
 
+def is_torchrun(command: Sequence[str]) -> bool:
+    """Whether a command is torchrun, as a module or as the program."""
+    return TORCHRUN_MODULE in command or "torchrun" in (os.path.basename(word) for word in command[:2])
+
+
+def is_one_script(command: Sequence[str]) -> bool:
+    """Whether a command is one Python script or module, so that the process itself is the rank."""
+    if is_torchrun(command) or not os.path.basename(command[0]).startswith("python"):
+        return False
+    module = command[2] if len(command) > 2 and command[1] == "-m" else ""
+    return not module.startswith(("torch.distributed.", "accelerate.", "deepspeed."))
+
+
 def _canonical(option: str) -> str:
     """Torchrun's spelling with dashes; a unique beginning of a long option counts, as argparse lets it."""
     option = option.partition("=")[0]

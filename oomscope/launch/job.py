@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from oomscope.launch import boot
-from oomscope.launch.command import TORCHRUN_MODULE
+from oomscope.launch.command import is_one_script, is_torchrun
 from oomscope.launch.host_watch import host_readings
 from oomscope.launch.outcome import JobResult, OomFact, RankResult, read_outcome
 from oomscope.launch.processes import (
@@ -258,12 +258,11 @@ class _Run:
         if rank is not None and self.processes and output != "files":
             output = "files"  # the first simulated rank speaks for all of them
         logs = spec.attempt_dir / layout.LOGS_DIR
-        if rank is None and TORCHRUN_MODULE in command:
-            paths = (spec.attempt_dir / layout.LAUNCHER_LOG,) * 2
-        else:
-            folder = logs / f"rank{rank or 0}"
-            paths = (folder / "stdout.log", folder / "stderr.log")
-        process = LaunchedProcess(command, cwd=spec.cwd, env=env, output=output, logs=(paths[0], paths[1]))
+        launcher = spec.attempt_dir / layout.LAUNCHER_LOG
+        folder = logs / f"rank{rank or 0}"
+        own = rank is not None or is_one_script(command)
+        paths = (folder / "stdout.log", folder / "stderr.log") if own else (launcher, launcher)
+        process = LaunchedProcess(command, cwd=spec.cwd, env=env, output=output, logs=paths)
         self.processes.append(process)
 
     def _launcher_environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -279,7 +278,7 @@ class _Run:
         if self.spec.output == "files" and not {"PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE"} & set(base):
             extra["PET_LOG_DIR"] = str(folder / layout.LOGS_DIR)
             extra["PET_REDIRECTS"] = "3"
-        return extra if TORCHRUN_MODULE in self.spec.command or "torchrun" in self.spec.command[0] else {}
+        return extra if is_torchrun(self.spec.command) else {}
 
     def _config(self, ranks: SimulatedRanks | None) -> dict[str, Any]:
         """agent.json."""
@@ -301,7 +300,7 @@ class _Run:
             "history": dict(HISTORY),
             "ranks": list(spec.ranks) if spec.ranks is not None else None,
             "supervisor_pid": os.getpid(),
-            "main_is_rank": ranks is not None or TORCHRUN_MODULE not in spec.command,
+            "main_is_rank": ranks is not None or is_one_script(spec.command),
         }
 
 

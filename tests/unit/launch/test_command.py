@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomscope.errors import InputError, UsageError
-from oomscope.launch.command import build_command, job_python, split_options, torchrun_option, torchrun_script
+from oomscope.launch.command import (
+    build_command,
+    is_one_script,
+    is_torchrun,
+    job_python,
+    split_options,
+    torchrun_option,
+    torchrun_script,
+)
 
 PYTHON = "/opt/python"
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run")
@@ -136,3 +144,21 @@ def test_the_interpreter_of_the_active_environment_is_used(tmp_path):
     assert job_python({"PATH": ""}) == sys.executable
     with pytest.raises(UsageError, match="no such executable"):
         job_python({"PATH": ""}, asked="python9")
+
+
+@pytest.mark.parametrize(
+    ("command", "torchrun", "one"),
+    [
+        (["/v/bin/python", "train.py"], False, True),
+        (["/v/bin/python3.11", "-m", "pkg.train"], False, True),
+        (["/v/bin/python", "-m", "torch.distributed.run", "train.py"], True, False),
+        (["torchrun", "train.py"], True, False),
+        (["/v/bin/python", "/v/bin/torchrun", "train.py"], True, False),
+        (["/v/bin/python", "-m", "accelerate.commands.launch", "train.py"], False, False),
+        (["accelerate", "launch", "train.py"], False, False),
+        (["bash", "run.sh"], False, False),
+    ],
+)
+def test_what_a_command_starts(command, torchrun, one):
+    assert is_torchrun(command) == torchrun
+    assert is_one_script(command) == one
