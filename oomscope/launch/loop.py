@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from oomscope.core.diagnosis import diagnose
+from oomscope.errors import OomscopeError
 from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
 from oomscope.launch.predict import launch_changes, patched_command, predict
 from oomscope.launch.processes import Output
@@ -205,24 +208,27 @@ class Loop:
     def _diagnose(self, attempt: Attempt) -> None:
         self.session.set_state("diagnosing")
         self._note("diagnosing", attempt=attempt.number)
-        findings = diagnose(collect(attempt.path)).to_json()
-        write_json(attempt.path / layout.FINDINGS_FILE, findings)
-        rule = findings["verdicts"][0]["rule"] if findings["verdicts"] else None
-        self._note("diagnosed", attempt=attempt.number, rule=rule)
+        with self._shielded("the diagnosis"):
+            findings = diagnose(collect(attempt.path)).to_json()
+            write_json(attempt.path / layout.FINDINGS_FILE, findings)
+            rule = findings["verdicts"][0]["rule"] if findings["verdicts"] else None
+            self._note("diagnosed", attempt=attempt.number, rule=rule)
 
     def _predict(self, attempt: Attempt) -> dict[str, Any]:
+        catalogue: dict[str, Any] = {"fixes": [], "plans": [], "recommended": None}
         if not self.request.predict:
-            return {"fixes": [], "plans": [], "recommended": None}
+            return catalogue
         self.session.set_state("predicting")
 
         def progress(fix: str, done: int, total: int) -> None:
             self._note("predicting", fix=fix, done=done, total=total)
 
-        catalogue = predict(
-            self.session, attempt, card=self.card, on_progress=progress, spec=self._spec((), None)[0]
-        )
-        write_json(attempt.path / layout.FIXES_FILE, catalogue)
-        self._note("predicted", attempt=attempt.number)
+        with self._shielded("the prediction"):
+            catalogue = predict(
+                self.session, attempt, card=self.card, on_progress=progress, spec=self._spec((), None)[0]
+            )
+            write_json(attempt.path / layout.FIXES_FILE, catalogue)
+            self._note("predicted", attempt=attempt.number)
         return catalogue
 
     def _choose(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:
@@ -276,8 +282,9 @@ class Loop:
         return ids
 
     def _prove(self, before: Attempt, after: Attempt) -> None:
-        write_json(after.path / layout.PROOF_FILE, prove(before.path, after.path))
-        self._note("proved", attempt=after.number)
+        with self._shielded("the proof"):
+            write_json(after.path / layout.PROOF_FILE, prove(before.path, after.path))
+            self._note("proved", attempt=after.number)
 
     def _may_continue(self) -> bool:
         if self.control.level:
@@ -295,6 +302,19 @@ class Loop:
         if self.outcome.oom:
             return "oom"
         return "done" if self.outcome.exit_code == 0 else "failed"
+
+    @contextmanager
+    def _shielded(self, what: str) -> Iterator[None]:
+        """Keep a failure of our own analysis away from the job's result: it is noted, and the loop goes on."""
+        try:
+            yield
+        except OomscopeError as error:
+            self._say(f"{what} failed: {error.message}")
+        except Exception as error:  # noqa: BLE001  # the worker boundary: the job's exit code matters more
+            crash = self.session.path / layout.CRASH_FILE
+            with open(crash, "a", encoding="utf-8") as stream:
+                stream.write(traceback.format_exc() + "\n")
+            self._say(f"{what} failed by a bug of oomscope ({type(error).__name__}); details are in {crash}")
 
     def _say(self, text: str) -> None:
         self._note("note", text=text)

@@ -21,6 +21,7 @@ SUPERVISOR_TASK = "supervisor.json"
 CONTROL_DIR = "control"
 ATTEMPTS_DIR = "attempts"
 PINNED_FILE = "pinned"
+CRASH_FILE = "crash.txt"
 
 ATTEMPT_FILE = "attempt.json"
 RESULT_FILE = "result.json"

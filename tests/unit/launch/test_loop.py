@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oomscope.errors import PredictionImpossible
 from oomscope.launch import loop as loop_module
 from oomscope.launch.job import JobControl, JobResult, JobSpec
 from oomscope.launch.loop import Loop, RunRequest
@@ -197,6 +198,33 @@ def test_no_fix_predicted_to_fit_ends_the_loop(tmp_path: Path, monkeypatch: pyte
     catalogue = {**CATALOGUE, "recommended": None}
     _, _, events = play(tmp_path, monkeypatch, [True], catalogue=catalogue, take_best=True)
     assert "no fix is predicted to make the job fit" in notes(events)
+
+
+def test_a_bug_in_the_diagnosis_costs_neither_the_loop_nor_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: _Findings) -> dict[str, Any]:
+        raise ZeroDivisionError("1/0")
+
+    monkeypatch.setattr(_Findings, "to_json", broken)
+    stage, loop, events = play(tmp_path, monkeypatch, [True, False], take_best=True)
+    assert stage.order == ["run", "predict", "run", "prove"]
+    assert loop.outcome.exit_code == 0
+    assert "the diagnosis failed by a bug of oomscope (ZeroDivisionError)" in notes(events)
+    assert "1/0" in (loop.session.path / "crash.txt").read_text()
+
+
+def test_a_prediction_that_is_impossible_ends_with_the_jobs_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impossible(self: Stage, *_: Any, **__: Any) -> dict[str, Any]:
+        raise PredictionImpossible("the script cannot be simulated")
+
+    monkeypatch.setattr(Stage, "predict", impossible)
+    stage, loop, events = play(tmp_path, monkeypatch, [True], take_best=True)
+    assert stage.order == ["run"]
+    assert loop.outcome.exit_code == 1
+    assert "the script cannot be simulated" in notes(events)
 
 
 def test_a_request_survives_json(tmp_path: Path) -> None:
