@@ -85,12 +85,12 @@ class VirtualDriver:
         """Give a reserved range back."""
         self._vacate(address, size)
 
-    def map(self, address: int, size: int) -> int | None:
-        """Put memory behind `size` bytes at `address`: that address, or None when memory is short."""
+    def map(self, address: int, size: int) -> bool:
+        """Put memory behind `size` bytes at `address`; False when memory is short."""
         if self.capacity is not None and self.used_bytes + size > self.capacity:
-            return None
+            return False
         self.used_bytes += size
-        return address
+        return True
 
     def unmap(self, address: int, size: int) -> None:
         """Take the memory behind a range back."""

@@ -70,13 +70,10 @@ class ExpandableSegments(AllocatorState):
         reservation = block.reservation
         assert reservation is not None
         size = (size + reservation.granule - 1) // reservation.granule * reservation.granule
-        address = self.driver.map(block.address, size)
-        if address is None:
+        address, owner = block.address, block.owner
+        if not self.driver.map(address, size):
             return False
-        owner = block.owner
         self._remove_unmapped(block)
-        if address != block.address:  # a replayed trace tells the place of a reservation only now
-            block.address = reservation.base = address
         block.mapped = True
         if size < block.size:
             rest = Block(address + size, block.size - size, owner, self._rest_tie(block))

@@ -191,17 +191,11 @@ class Releasing(ExpandableSegments):
             block
             for free_list in self.pools[DEFAULT_POOL].lists(False)
             for block in (self.free_blocks[key & ADDRESS_MASK] for key in free_list.keys)
-            if not block.is_split
+            if block.reservation is None and not block.is_split
         ]
         while blocks:
             mean_age = sum(self._searches - block.born for block in blocks) / len(blocks)
-            chosen = [
-                block
-                for block in blocks
-                if block.reservation is None and self._searches - block.born >= mean_age
-            ]
-            if not chosen:
-                return
+            chosen = [block for block in blocks if self._searches - block.born >= mean_age]
             yield chosen
             blocks = [block for block in blocks if block not in chosen]
 

@@ -134,13 +134,10 @@ def _group_special_rows(
 def _emptied_rows(history: History, rows: list[int], end: int | None) -> int:
     """How many of the first rows were surely an empty_cache(): by stack, or as no allocation follows."""
     count = 0
-    for number, row in enumerate(rows):
-        if history.action[row] in RELEASE_ACTIONS:
-            if end is not None and history.stack[row] not in history.emptied:
-                break
-            count = number + 1
-        elif history.action[row] != FREE_COMPLETED:
+    while count < len(rows) and history.action[rows[count]] in RELEASE_ACTIONS:
+        if end is not None and history.stack[rows[count]] not in history.emptied:
             break
+        count += 1
     return count
 
 

@@ -104,6 +104,8 @@ class RecordedDriver(VirtualDriver):
             self.position += 1
             self.reserved_bytes += size
             return self.history.address[row]
+        if self._next == SEGMENT_MAP:
+            raise Diverged(self.expected[self.position], f"segment_alloc of {size} bytes")
         if self._next is None and not self.failed:
             raise Diverged(self.row, f"a new segment of {size} bytes first")
         self._refuse(size)
@@ -127,18 +129,20 @@ class RecordedDriver(VirtualDriver):
     def release(self, address: int, size: int) -> None:
         self.reserved.discard(address)
 
-    def map(self, address: int, size: int) -> int | None:
+    def map(self, address: int, size: int) -> bool:
         if self._next == SEGMENT_MAP:
             row = self.expected[self.position]
             if self.history.address[row] != address or self.history.size[row] != size:
                 raise Diverged(row, f"segment_map at {address:#x}, {size} bytes")
             self.position += 1
             self.reserved_bytes += size
-            return address
+            return True
+        if self._next == SEGMENT_ALLOC:
+            raise Diverged(self.expected[self.position], f"segment_map at {address:#x}, {size} bytes")
         if self._next is None and not self.failed:
             raise Diverged(self.row, f"segment_map at {address:#x}, {size} bytes first")
         self._refuse(size)
-        return None
+        return False
 
     def unmap(self, address: int, size: int) -> None:
         self._take(SEGMENT_UNMAP, address, size, "segment_unmap")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from oomscope.core.allocator.history import History
+from oomscope.core.allocator.history import FREE_COMPLETED, History
 from oomscope.core.allocator.model import DEFAULT_POOL, AllocatorConfig, TraceRow
 from oomscope.core.allocator.operations import COMPLETED, FREE, FREE_LATER, GROW, MALLOC, Operations
 from oomscope.core.allocator.pools import PoolFinder
@@ -150,16 +150,14 @@ def requests_of(replay: Replay, history: History, *, start: int = 0, stop: int |
                 history.size[row], history.stream[row], pools.of_row(row), row
             )
         elif kind == FREE:
-            slot = slots.pop(history.address[row], None)
-            if slot is not None:
-                trace.give(slot, row)
+            trace.give(slots.pop(history.address[row]), row)
         elif kind in (FREE_LATER, COMPLETED):
             _add_half_free(trace, slots, history.address[row], row, kind)
         elif kind == GROW:
             growth = operations.growths[number]
             reading = replay.readings.get(row, growth.readings[0])
             for each in (*growth.lead, *growth.rows):
-                if history.action[each] == 2:  # free_completed
+                if history.action[each] == FREE_COMPLETED:
                     _add_half_free(trace, slots, history.address[each], each, COMPLETED)
             if reading.emptied:
                 trace.clear(row)
@@ -169,9 +167,6 @@ def requests_of(replay: Replay, history: History, *, start: int = 0, stop: int |
             if not growth.failed:
                 slots[history.address[row]] = slot
         else:
-            for each in operations.bursts[number]:
-                if history.action[each] == 2:
-                    _add_half_free(trace, slots, history.address[each], each, COMPLETED)
             trace.clear(row)
     return trace
 
@@ -184,12 +179,10 @@ def _row_of(operations: Operations, kind: int, number: int) -> int:
 
 def _add_half_free(trace: RequestTrace, slots: dict[int, int], address: int, row: int, kind: int) -> None:
     """A free that was requested now and completes later, or completes now."""
-    slot = slots.get(address)
-    if slot is None:
-        return
-    if kind == COMPLETED:
-        del slots[address]
-    trace.give(slot, row, DONE if kind == COMPLETED else GIVE_LATER)
+    if kind == FREE_LATER:
+        trace.give(slots[address], row, GIVE_LATER)
+    elif address in slots:  # else it was over before the first row that counts
+        trace.give(slots.pop(address), row, DONE)
 
 
 def _initial_requests(trace: RequestTrace, replay: Replay, start: int) -> dict[int, int]:
@@ -203,11 +196,10 @@ def _initial_requests(trace: RequestTrace, replay: Replay, start: int) -> dict[i
                 pending.append(slots[address])
     else:
         for address, initial in sorted(replay.initial.live.items()):
-            owner = replay.initial_owners.get(address)
-            if owner is not None:
-                slots[address] = trace.ask(max(initial.requested, 1), owner[0], owner[1])
-                if initial.pending:
-                    pending.append(slots[address])
+            stream, pool = replay.initial_owners[address]
+            slots[address] = trace.ask(initial.requested, stream, pool)
+            if initial.pending:
+                pending.append(slots[address])
     for slot in pending:
         trace.give(slot, -1, GIVE_LATER)
     trace.n_initial = len(trace)

@@ -180,9 +180,6 @@ def _loop(
                     if stop_at_oom:
                         break
                     continue
-                if found.owner is not owner:
-                    owner, expandable = found.owner, False
-                    keys = owner.keys
             rest = found.size - size
             if (
                 rest >= MIN_BLOCK_SIZE
