@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,25 @@ def write_boot(attempt_dir: Path, config: Mapping[str, Any]) -> Path:
         text = bundle.source(simulate=config.get("device") is not None)
         (boot / layout.BUNDLE_FILE).write_text(text, encoding="utf-8")
         write_json(boot / layout.AGENT_CONFIG, dict(config))
-        os.makedirs(config["rundir"], mode=0o700, exist_ok=True)
+        _make_private(config["rundir"])
     except OSError as error:
         raise SetupError(f"cannot write {boot}: {error.strerror}") from error
     return boot
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder, and its parent, that nobody else can enter: /tmp is everybody's.
+
+    Raises:
+        OSError: it cannot be made, or somebody else made it first.
+    """
+    for path in (os.path.dirname(folder), folder):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, f"{path} belongs to somebody else")
+        if found.st_mode & 0o077:
+            os.chmod(path, 0o700)
 
 
 def job_environment(
