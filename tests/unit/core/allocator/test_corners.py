@@ -120,9 +120,8 @@ def test_a_segment_in_place_of_a_map_and_the_reverse() -> None:
     second = replayed(expandable, conf=plain.config).divergence
     assert first is not None
     assert second is not None
-    assert (
-        "segment_map" in first.predicted or "nothing" in first.predicted or "out of memory" in first.predicted
-    )
+    assert first.recorded.startswith("segment_alloc")
+    assert first.predicted.startswith("segment_map")
     assert second.recorded.startswith("segment_map")
 
 

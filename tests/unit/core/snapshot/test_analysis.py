@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_snapshots import MIB, Allocator, training, wrap
+from made_snapshots import MIB, Allocator, like_torch_2_13, training, wrap
 
 from oomscope.core.snapshot.analysis import DeviceAnalysis, analyse
 from oomscope.core.snapshot.categories import Category
@@ -228,4 +228,13 @@ def test_one_stream_and_one_size_class() -> None:
     both = analysis.curve(is_large=True).after + analysis.curve(is_large=False).after
     assert both.tolist() == analysis.live.after.tolist()
     assert analysis.curve(stream=0).after.tolist() == analysis.live.after.tolist()
+    assert analysis.curve(pool=0).after[-1] == analysis.live.after[-1]
     assert (analysis.device.events.action == Action.ALLOC).any()
+
+
+def test_pool_comes_from_the_rows_when_they_have_it() -> None:
+    raw = like_torch_2_13(training())
+    analysis = first(raw)
+    pools = [analysis.snapshot.pools[number] for number in analysis.pool]
+    rows = raw["device_traces"][0]
+    assert pools == [rows[birth]["pool_id"] for birth in analysis.lives.birth.tolist()]
