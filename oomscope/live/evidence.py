@@ -19,6 +19,7 @@ from oomscope.core.diagnosis.messages import parse_text
 from oomscope.core.diagnosis.signals import from_frames
 from oomscope.core.series.trend import judge
 from oomscope.errors import SessionError
+from oomscope.live import evidence_host as host_of
 from oomscope.live import evidence_ranks as ranks_of
 from oomscope.live.evidence_snapshot import SnapshotFacts, read_snapshot
 from oomscope.live.evidence_source import find_script, inspect
@@ -67,6 +68,7 @@ def collect(path: Path | str, rank: int | None = None) -> Evidence:
     hello = ranks_of.last(records, "hello")
     evidence = _with_source(evidence, find_script(info, dict(hello) if hello else None))
     evidence = _with_settings(evidence, hello or {}, info)
+    evidence = _with_outside(evidence, folder, list(files.values()), list(known.values()), result)
     return _with_snapshot(evidence, folder, records)
 
 
@@ -118,7 +120,10 @@ def _with_series(e: Evidence) -> Evidence:
         trend=judge(steps, [row.low for row in rows]) if on_device else None,
         peak_trend=judge(steps, [row.peak for row in rows]) if on_device else None,
         reserved_trend=judge(steps, [row.reserved for row in rows]) if on_device else None,
-        rss_trend=judge(steps, [row.rss for row in rows]),
+        # A simulated device keeps its books in the process's own memory, which says nothing about the job.
+        rss_trend=None
+        if e.rank is not None and e.rank.simulated
+        else judge(steps, [row.rss for row in rows]),
     )
 
 
@@ -211,6 +216,25 @@ def _with_settings(e: Evidence, hello: ranks_of.Record, info: dict[str, Any]) ->
         settings=settings,
         torch_version=version if isinstance(version, str) else None,
         signals=(*e.signals, *signals),
+    )
+
+
+def _with_outside(
+    e: Evidence,
+    folder: Path,
+    files: Sequence[Sequence[ranks_of.Record]],
+    facts: Sequence[RankFact],
+    result: dict[str, Any],
+) -> Evidence:
+    """What the host's collectors saw. On a simulated card the machine's own GPUs have no part in it."""
+    records = host_of.read_host(folder)
+    own = host_of.pids(files, facts)
+    simulated = any(fact.simulated for fact in facts)
+    return replace(
+        e,
+        host=host_of.host_fact(records, own, result),
+        processes=() if simulated else host_of.process_facts(records, own, host_of.ordinals(files)),
+        outcomes=host_of.outcomes(folder),
     )
 
 

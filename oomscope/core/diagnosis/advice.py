@@ -55,7 +55,7 @@ def _already_active(e: Evidence, fix: str) -> str | None:
         return "autocast is already on"
     if fix == "ckpt" and e.signal("on:checkpointing") is not None:
         return "activation checkpointing is already on"
-    if any(outcome.fix == fix for outcome in e.outcomes):
+    if any(fix in outcome.fix.split("+") for outcome in e.outcomes) or e.signal(f"fix:{fix}") is not None:
         return "this attempt already ran with it"
     return None
 

@@ -61,7 +61,7 @@ def _is_measured(e: Evidence) -> bool:
 
 def _complains(evidence: Evidence) -> bool:
     """Somebody describes a memory problem in words."""
-    grows = any(t is not None and t.is_leak for t in (evidence.trend, evidence.rss_trend))
+    grows = evidence.trend is not None and evidence.trend.is_leak
     return grows or any(signal.name.startswith(("says:", "phase:")) for signal in evidence.signals)
 
 

@@ -33,7 +33,8 @@ def _fix(e: Evidence) -> Answer:
         return Finding(
             0.9,
             f"{worst.fix} saved {t.size(worst.measured_saving or 0)} where {t.size(worst.predicted_saving)} were "
-            "predicted. " + (worst.reason or _WHY.get(worst.fix, "")),
+            "predicted. "
+            + (worst.reason or " ".join(_WHY[fix] for fix in worst.fix.split("+") if fix in _WHY)),
             (Fact(f"{worst.fix} reached less than half of its prediction", "rerun", worst.measured_saving),),
         )
     if e.outcomes:
