@@ -49,13 +49,6 @@ def adapt(
     return replace(config, **changes), set(changes) - {"private_pools_expandable"}  # type: ignore[arg-type]
 
 
-def tiebreaks(version: tuple[int, int] | None) -> tuple[str, ...]:
-    """Orders of equal blocks to try, the likeliest for this release first."""
-    if version is not None and version >= (2, 12):
-        return ("segment", "address", "block")
-    return ("address", "segment", "block")
-
-
 def guesses(config: AllocatorConfig, history: History) -> Iterator[AllocatorConfig]:
     """Configurations that could explain a history that `config` does not, the likeliest first."""
     roundings = [replace(config, roundup_power2_divisions=each) for each in divisions_of(history, config)]

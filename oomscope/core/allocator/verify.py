@@ -17,10 +17,10 @@ from oomscope.core.allocator.history import (
     History,
     read_history,
 )
-from oomscope.core.allocator.infer import adapt, guesses, tiebreaks
+from oomscope.core.allocator.infer import adapt, guesses
 from oomscope.core.allocator.initial import describe_ambiguity
 from oomscope.core.allocator.model import AllocatorConfig
-from oomscope.core.allocator.model_config import UNLIMITED
+from oomscope.core.allocator.model_config import TIEBREAKS, UNLIMITED
 from oomscope.core.allocator.operations import read_operations
 from oomscope.core.allocator.reconstruct import reconstruct
 from oomscope.core.allocator.replay import MAX_READINGS, Replay, replay
@@ -167,10 +167,9 @@ def _best(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Re
 def _candidates(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Iterator[AllocatorConfig]:
     version = version_of(snapshot)
     base, _ = adapt(recorded, history, version)
-    orders = tiebreaks(version)
     seen: set[AllocatorConfig] = set()
     for config in (base, *guesses(base, history)):
-        for order in orders if config == base else orders[:1]:
+        for order in TIEBREAKS if config == base else TIEBREAKS[:1]:
             candidate = replace(config, tiebreak=order)
             if candidate not in seen:
                 seen.add(candidate)

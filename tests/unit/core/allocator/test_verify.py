@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oomscope.core.allocator.infer import divisions_of, guesses, tiebreaks
+from oomscope.core.allocator.infer import divisions_of, guesses
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.allocator.model_config import UNLIMITED
 from oomscope.core.allocator.synth import SyntheticProcess
@@ -88,9 +88,13 @@ def test_the_order_of_ties_is_found(tiebreak: str) -> None:
     assert wrong.replay.matched < len(wrong.history) // 2
 
 
-def test_ties_are_tried_in_the_order_of_the_release() -> None:
-    assert tiebreaks((2, 13))[0] == "segment"
-    assert tiebreaks((2, 6))[0] == tiebreaks(None)[0] == "address"
+def test_an_order_that_decided_nothing_is_not_claimed() -> None:
+    process = SyntheticProcess(replace(AllocatorConfig(), tiebreak="segment"))
+    training(process)
+    snapshot = loaded(process)
+    result = verify(snapshot, snapshot.devices[0])
+    assert result.exact
+    assert result.inferred == ()
 
 
 @pytest.mark.parametrize(
