@@ -106,14 +106,19 @@ def simulate(
         *arguments,
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    started = time.perf_counter()
+    started, before = time.perf_counter(), _cpu_seconds()
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=script.parent)
-    found: dict[str, Any] = {"seconds": time.perf_counter() - started, "error": done.stderr[-400:]}
+    found: dict[str, Any] = {"seconds": time.perf_counter() - started, "cpu_seconds": _cpu_seconds() - before}
     for line in done.stderr.splitlines():
         if line.startswith('{"k":'):
             record = json.loads(line)
             found[record["k"]] = record
     return found if done.returncode == 0 else {}
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def measure(row: Row, python: str) -> dict[str, Any]:
@@ -129,7 +134,11 @@ def measure(row: Row, python: str) -> dict[str, Any]:
     }
     if found:
         simulated = (found["peak"][f"peak_{row.metric}_bytes"] + row.added) / row.unit
-        line |= {"simulated": simulated, "error": simulated / row.published - 1, "seconds": found["seconds"]}
+        line |= {
+            "simulated": simulated,
+            "error": simulated / row.published - 1,
+            "cpu_seconds": found["cpu_seconds"],
+        }
     return line
 
 
@@ -163,9 +172,8 @@ def main() -> None:
     if options.cost:
         rows = cost(options.python)
         for row in rows:
-            print(
-                f"{row['name']:14} {row['seconds']:6.1f} s  {row['ops']} operations  {row['max_rss_bytes'] / GIB:.2f} GiB"
-            )
+            times = f"{row['seconds']:5.1f} s wall, {row['cpu_seconds']:5.1f} s CPU"
+            print(f"{row['name']:14} {times}, {row['ops']} operations, {row['max_rss_bytes'] / GIB:.2f} GiB")
         return
     wanted = [row for row in ROWS if options.only.lower() in row.name.lower()]
     if not has_transformers(options.python):
@@ -188,7 +196,7 @@ def _line(line: dict[str, Any]) -> str:
         return f"{line['name']:34} failed"
     return (
         f"{line['name']:34} {line['published']:9.2f} published {line['simulated']:9.2f} simulated "
-        f"{line['error']:+7.2%}  {line['seconds']:5.1f} s  {line['note']}"
+        f"{line['error']:+7.2%}  {line['cpu_seconds']:5.1f} s CPU  {line['note']}"
     )
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN204
 """bert-large with the Trainer of transformers at sequence length 512.
 
 Configuration: Hugging Face documentation, "Efficient training on a single GPU" (2022, V100, nvidia-smi with

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN
+# ruff: noqa: ANN001, ANN201, ANN204
 """GPT-2 in plain torch.
 
 Width, layers and heads on the command line; two AdamW steps at batch 8 × 1024 in float32.

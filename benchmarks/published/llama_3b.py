@@ -1,4 +1,4 @@
-# ruff: noqa: ANN
+# ruff: noqa: ANN001, ANN201, ANN204
 """Llama 3.2 3B, full fine-tuning in bfloat16 on one card: batch 2, packed sequences of 4096, AdamW.
 
 Configuration: torchtune README (revision 1814feb17), memory table of Llama 3.2 3B, first row: no

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, ANN204
 """Llama 3.1 8B, FSDP2 on 8 or 128 ranks, selective checkpointing by operation, eager.
 
 Configuration: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: batch 2, sequence

@@ -1,5 +1,5 @@
-# ruff: noqa: ANN
-"""ViT-L/16 as in torchvision: fp32 Adam at batch 64; bfloat16 SGD in micro-batches; one image, also stepping in backward.
+# ruff: noqa: ANN001, ANN201, ANN202, ANN204
+"""ViT-L/16 as in torchvision: fp32 Adam at batch 64; bfloat16 SGD in micro-batches; one image at a time.
 
 Configurations: rasbt/pytorch-memory-optim, logs.md (max_memory_reserved); PyTorch tutorial "How to save
 memory by fusing the optimizer step into the backward pass".
