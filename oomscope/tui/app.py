@@ -12,13 +12,15 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.message import Message
+from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from oomscope.errors import OomscopeError
@@ -253,6 +255,16 @@ class OomscopeApp(App[str], inherit_bindings=False):
 
         if self.view is not None and self.screen is self.view:
             self.push_screen(JumpScreen(self.view))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette holds what has a key here, under the same names as in the help."""
+        from oomscope.tui.screens.help import entries_of
+
+        if self.view is None:
+            return
+        for entry in entries_of(self.view):
+            run = partial(self.run_action, entry.action, entry.node)
+            yield SystemCommand(f"{entry.group}: {entry.label}", f"{entry.tooltip}  ({entry.keys})", run)
 
     # -- requests to the supervisor ----------------------------------------------------------
 

@@ -160,7 +160,7 @@ def _uncoloured() -> dict[str, Style]:
         "bold": bold,
         "heading": bold,
         "warn": bold,
-        "error": strong,
+        "error": bold,
         "key": bold,
         "cursor": reverse,
         "bar": plain,

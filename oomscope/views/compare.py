@@ -9,7 +9,7 @@ from typing import Any
 
 from oomscope.views import fixes as fixes_view
 from oomscope.views import wording
-from oomscope.views.coerce import flag, integer, items, mapping, objects, text, texts
+from oomscope.views.coerce import clean, flag, integer, items, mapping, objects, real, text, texts
 
 #: Losses closer than this, relative to their size, are called equal: the rounding of one fp32 reduction.
 _EQUAL = 1e-6
@@ -72,11 +72,68 @@ class LossComparison:
 
 
 @dataclass(frozen=True)
+class Check:
+    """One part of a rerun's proof."""
+
+    name: str
+    word: str
+    """One of "equal", "within" (the risk class's tolerance), "differs", "not comparable"."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """proof.json of a rerun: what it shows against the attempt before it."""
+
+    attempt: int
+    checks: tuple[Check, ...]
+    throughput_ratio: float | None
+    """Steps per second after the fix by those before; None when it was not measured."""
+    is_accepted: bool
+    why_not: str
+    not_applied: tuple[str, ...]
+    """Fixes that the process did not apply, with what it said."""
+
+    def speed(self) -> str:
+        """The change of speed in words; empty when it was not measured."""
+        if self.throughput_ratio is None:
+            return ""
+        change = self.throughput_ratio - 1
+        if abs(change) < 0.02:
+            return "as fast as before"
+        return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
+
+
+def read_proof(attempt: int, data: Mapping[str, Any]) -> Proof | None:
+    """The view of one proof.json; None when it is empty."""
+    if not data:
+        return None
+    checks = tuple(
+        Check(label, text(data, key), text(data, f"{key}_detail"))
+        for key, label in (("loss", "Loss"), ("buffers", "Buffers"), ("learning_rate", "Learning rate"))
+        if text(data, key)
+    )
+    states = mapping(data, "fixes")
+    return Proof(
+        attempt=attempt,
+        checks=checks,
+        throughput_ratio=real(data, "throughput_ratio"),
+        is_accepted=bool(flag(data, "accepted")),
+        why_not=text(data, "why_not_accepted"),
+        not_applied=tuple(
+            f"{clean(key)}: {clean(value)}" for key, value in states.items() if value != "applied"
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All attempts of a session."""
 
     attempts: tuple[AttemptRow, ...]
     loss: LossComparison | None
+    proof: Proof | None = None
+    """Of the newest attempt that has one."""
 
     @property
     def is_comparable(self) -> bool:
@@ -125,10 +182,10 @@ def _highest(ranks: Sequence[Mapping[str, Any]], key: str) -> int | None:
     return max((value for value in (integer(rank, key) for rank in ranks) if value is not None), default=None)
 
 
-def compare(attempts: Sequence[AttemptRow]) -> Comparison:
+def compare(attempts: Sequence[AttemptRow], proof: Proof | None = None) -> Comparison:
     """The comparison of `attempts`, losses of the last against the first."""
     loss = compare_losses(attempts[0], attempts[-1]) if len(attempts) > 1 else None
-    return Comparison(tuple(attempts), loss)
+    return Comparison(tuple(attempts), loss, proof)
 
 
 def compare_losses(before: AttemptRow, after: AttemptRow) -> LossComparison:

@@ -45,6 +45,8 @@ class Frame:
     fixes: Fixes | None = None
     fixes_attempt: int = 0
     comparison: Comparison | None = None
+    attempt_histories: Mapping[int, History] = field(default_factory=dict)
+    """Attempt to the series of its fullest rank."""
     command: tuple[str, ...] = ()
     """The command line of the current attempt, paths below `cwd` relative to it."""
     cwd: str = ""

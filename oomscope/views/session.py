@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,7 +76,7 @@ class _AttemptFiles:
         self.path = attempt.path
         self._files = {
             name: _JsonFile(attempt.path / f"{name}.json")
-            for name in ("attempt", "result", "findings", "fixes")
+            for name in ("attempt", "result", "findings", "fixes", "proof")
         }
         self._views: dict[str, tuple[int, Any]] = {}
 
@@ -117,7 +117,7 @@ class SessionModel:
         self._live = live
         self._attempts: dict[int, _AttemptFiles] = {}
         self._histories: dict[int, tuple[tuple[int, ...], series.History]] = {}
-        self._past_peaks: dict[int, dict[int, Any]] = {}
+        self._past_attempts: dict[int, _Past] = {}
         self._notes: list[events.EventLine] = []
         self._seen: dict[int, tuple[int, str]] = {}
         self._supervisor_seen: tuple[int, list[events.EventLine]] = (-1, [])
@@ -161,7 +161,7 @@ class SessionModel:
         predicted = next((f for f in reversed(files) if f.load("fixes")), None)
         found = diagnosed.diagnosis() if diagnosed else None
         offered = predicted.fixes() if predicted else None
-        comparison = compare.compare(self._rows(files, rows, number, state)) if files else None
+        comparison = self._comparison(files, rows, number)
         progress = events.progress(live.events)
         exception = next((_exception(s.exception) for s in states if s.exception), "")
         current = next((f for f in files if f.number == number), None)
@@ -190,6 +190,7 @@ class SessionModel:
             fixes=offered,
             fixes_attempt=predicted.number if predicted else 0,
             comparison=comparison,
+            attempt_histories=self._attempt_histories(files, histories, number),
             command=tuple(wording.below(part, cwd) for part in command),
             cwd=cwd,
             device_word=wording.kind_of_number(any(row.simulated for row in rows)),
@@ -232,11 +233,9 @@ class SessionModel:
         """The make-up of the diagnosed rank's peak; the ranks of an earlier attempt are read once."""
         if diagnosed is None:
             return None
-        peaks = {state.rank: getattr(state, "peak", None) for state in states}
+        peaks: Mapping[int, Any] = {state.rank: getattr(state, "peak", None) for state in states}
         if diagnosed.number != current:
-            if diagnosed.number not in self._past_peaks:
-                self._past_peaks[diagnosed.number] = _peaks_of(self.session, diagnosed.number)
-            peaks = self._past_peaks[diagnosed.number]
+            peaks = self._past(diagnosed.number).peaks
         rank = found.rank if found is not None and found.rank in peaks else next(iter(peaks), None)
         return composition.read(peaks[rank]) if rank is not None else None
 
@@ -246,9 +245,12 @@ class SessionModel:
                 self._attempts[attempt.number] = _AttemptFiles(attempt)
         return [self._attempts[number] for number in sorted(self._attempts)]
 
-    def _rows(
-        self, files: Sequence[_AttemptFiles], live: Sequence[ranks.RankRow], current: int, state: str
-    ) -> list[compare.AttemptRow]:
+    def _comparison(
+        self, files: Sequence[_AttemptFiles], live: Sequence[ranks.RankRow], current: int
+    ) -> compare.Comparison | None:
+        """All attempts as rows, each with what was predicted for it before it started."""
+        if not files:
+            return None
         rows = []
         offered: fixes.Fixes | None = None
         simulated = any(row.simulated for row in live)
@@ -261,7 +263,29 @@ class SessionModel:
                 row = _from_live(row, live)
             rows.append(row)
             offered = each.fixes() or offered
-        return rows
+        proved = next((each for each in reversed(files) if each.load("proof")), None)
+        return compare.compare(
+            rows, compare.read_proof(proved.number, proved.load("proof")) if proved else None
+        )
+
+    def _past(self, attempt: int) -> _Past:
+        """What the ranks of an attempt that is over had reached; read once."""
+        if attempt not in self._past_attempts:
+            self._past_attempts[attempt] = _read_past(self.session, attempt)
+        return self._past_attempts[attempt]
+
+    def _attempt_histories(
+        self, files: Sequence[_AttemptFiles], histories: Mapping[int, series.History], current: int
+    ) -> dict[int, series.History]:
+        """The fullest rank of each attempt over its steps; of many attempts, the first and the newest ones."""
+        shown = files if len(files) <= 4 else [files[0], *files[-3:]]
+        found = {}
+        for each in shown:
+            known = histories if each.number == current else self._past(each.number).histories
+            found[each.number] = max(
+                known.values(), key=lambda h: max(h.peak, default=0), default=series.EMPTY
+            )
+        return found
 
     def _note_changes(self, states: Sequence[Any], rows: Sequence[ranks.RankRow]) -> None:
         """Cache flushes and ends of ranks, noticed between two polls."""
@@ -286,13 +310,23 @@ class SessionModel:
         return tuple(sorted([*self._supervisor_seen[1], *self._notes], key=lambda line: line.t_ns))
 
 
-def _peaks_of(session: Session, attempt: int) -> dict[int, Any]:
-    """Rank to `peak` record of an attempt that has ended."""
+@dataclass(frozen=True)
+class _Past:
+    """An attempt that is over, by rank."""
+
+    peaks: Mapping[int, Any]
+    histories: Mapping[int, series.History]
+
+
+def _read_past(session: Session, attempt: int) -> _Past:
     from oomscope.live.session import SessionView
 
     view = SessionView(session, attempt)
     view.poll()
-    return {int(state.rank or 0): state.peak for state in view.ranks}
+    return _Past(
+        {int(state.rank or 0): state.peak for state in view.ranks},
+        {int(state.rank or 0): series.freeze(state.series) for state in view.ranks},
+    )
 
 
 def _from_live(row: compare.AttemptRow, live: Sequence[ranks.RankRow]) -> compare.AttemptRow:

@@ -364,6 +364,20 @@ async def test_help_is_searched_and_runs_an_entry(
         assert not isinstance(pilot.app.screen, HelpScreen)
 
 
+async def test_palette_finds_an_action_by_its_name(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home)) as pilot:
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"compare")
+        await pilot.pause(0.5)
+        assert "Everywhere: Compare" in text_of(pilot.app)
+        await pilot.press("enter", "enter")
+        await pilot.pause(0.3)
+        assert mode(pilot.app) == "compare"
+
+
 async def test_log_shows_the_output_without_escape_sequences(
     home: Path, opened: Any, sessions: Any, text_of: Any
 ) -> None:

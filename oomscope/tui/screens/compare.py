@@ -7,17 +7,24 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.geometry import Size
 
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.widgets.fixlist import bar_spans
 from oomscope.tui.widgets.lines import LineList
 from oomscope.tui.widgets.spans import Row, Span, clip, wrap
+from oomscope.tui.widgets.timeline import Timeline, TimelineData
 from oomscope.views import compare as view
 from oomscope.views import wording
 from oomscope.views.compare import AttemptRow, Comparison
 from oomscope.views.fixes import Bar
 from oomscope.views.frame import Frame
+from oomscope.views.series import EMPTY
+
+#: Charts side by side: the first attempt and the newest two.
+_MAX_CHARTS = 3
 
 
 class CompareTable(LineList):
@@ -31,6 +38,10 @@ class CompareTable(LineList):
         if comparison != self._comparison:
             self._comparison = comparison
             self.invalidate()
+            self.refresh(layout=True)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.build(width)[1]) + 1 if width > 0 else 1
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         found = self._comparison
@@ -98,26 +109,38 @@ def _bars(found: Comparison, width: int) -> list[Row]:
     return rows
 
 
+_WORD_STYLES = {"equal": "ok", "within": "ok", "differs": "warn"}
+
+
 def _loss(found: Comparison, width: int) -> list[Row]:
+    """The proof, line by line; before there is one, the losses alone."""
     if found.loss is None:
         text = "One attempt so far: after a rerun this screen compares the two by itself."
         return [Row([(f" {line}", "dim")]) for line in wrap(text, width - 2)]
-    style = {"equal": "ok", "differs": "warn"}.get(found.loss.word, "dim")
+    rows = []
     last = found.attempts[-1]
-    rows = [Row([(" Loss  ", "heading"), (found.loss.word, style), (f": {found.loss.detail}", "dim")])]
     error = last.error_share()
     if error is not None and not last.running:
         word = {True: "inside", False: "outside", None: ""}[last.within()]
+        said = f"{last.word} {error:+.1%} from the prediction".replace("-", "−")
+        rows.append(_fact("Peak", said, "ok" if last.within() else "warn", f"{word} its interval"))
+    proof = found.proof
+    if proof is None:
         rows.append(
-            Row(
-                [
-                    (" Peak  ", "heading"),
-                    (f"{last.word} {error:+.1%} from the prediction", "" if last.within() else "warn"),
-                    (f", {word} its interval", "dim"),
-                ]
-            )
+            _fact("Loss", found.loss.word, _WORD_STYLES.get(found.loss.word, "dim"), found.loss.detail)
         )
+        return rows
+    rows += [_fact(c.name, c.word, _WORD_STYLES.get(c.word, "dim"), c.detail) for c in proof.checks]
+    if proof.speed():
+        rows.append(_fact("Speed", proof.speed(), "", ""))
+    rows += [_fact("Not applied", each, "warn", "") for each in proof.not_applied]
+    verdict, style = ("the fix did what it should", "ok") if proof.is_accepted else ("not accepted", "warn")
+    rows.append(_fact("Proof", verdict, style, proof.why_not))
     return rows
+
+
+def _fact(name: str, word: str, style: str, detail: str) -> Row:
+    return Row([(f" {name:<14}", "heading"), (word, style), (f"  {detail}" if detail else "", "dim")])
 
 
 class CompareScreen(BaseScreen):
@@ -132,8 +155,18 @@ class CompareScreen(BaseScreen):
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.COMPARE)]
 
+    DEFAULT_CSS = """
+    CompareScreen CompareTable { height: auto; max-height: 100%; }
+    CompareScreen #charts { height: 1fr; display: none; }
+    CompareScreen.-tall.-charts #charts { display: block; }
+    CompareScreen.-tall.-charts #attempts { border-bottom: solid $line; }
+    """
+
     def compose_body(self) -> ComposeResult:
         yield CompareTable(id="attempts")
+        with Horizontal(id="charts"):
+            for number in range(_MAX_CHARTS):
+                yield Timeline(id=f"chart-{number}")
 
     def on_mount(self) -> None:
         self.query_one("#attempts").focus()
@@ -146,6 +179,31 @@ class CompareScreen(BaseScreen):
             return
         self.show_missing()
         self.query_one(CompareTable).show(frame.comparison)
+        self._show_charts(frame, frame.comparison)
+
+    def _show_charts(self, frame: Frame, comparison: Comparison) -> None:
+        """The first attempt and the newest ones over their steps, on one scale."""
+        rows = comparison.attempts
+        shown = [*rows[:1], *rows[1:][-(_MAX_CHARTS - 1) :]]
+        charts = [(row, frame.attempt_histories.get(row.number, EMPTY)) for row in shown]
+        self.set_class(any(history.peak for _, history in charts), "-charts")
+        for number in range(_MAX_CHARTS):
+            chart = self.query_one(f"#chart-{number}", Timeline)
+            chart.display = number < len(charts)
+            if chart.display:
+                row, history = charts[number]
+                fixes = f" with {' + '.join(row.fixes)}" if row.fixes else ""
+                chart.show(
+                    TimelineData(
+                        f"attempt {row.number}{fixes}",
+                        f"attempt {row.number}",
+                        history=history,
+                        capacity_bytes=row.capacity_bytes,
+                        limit_word="capacity",
+                        unit_note=row.word,
+                        empty="no finished step yet" if row.running else "ended before a step had finished",
+                    )
+                )
 
     def copy_text(self) -> str:
         found = self.host.frame.comparison if self.host.frame else None
@@ -154,6 +212,11 @@ class CompareScreen(BaseScreen):
         lines = [view.sentence(row) for row in found.attempts]
         if found.loss is not None:
             lines.append(f"loss: {found.loss.word}, {found.loss.detail}")
+        if found.proof is not None:
+            lines.append(
+                "proof: "
+                + ("accepted" if found.proof.is_accepted else f"not accepted, {found.proof.why_not}")
+            )
         return "\n".join(lines) + "\n"
 
     def command_text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -209,32 +209,32 @@ def timeline_data(frame: Frame, row: RankRow | None, *, short: bool = False) -> 
     """The chart of one rank."""
     if row is None:
         return TimelineData("no rank yet")
-    history = frame.history(row.rank)
-    marks = tuple((e.step, e.severity) for e in frame.events if e.step is not None and e.rank == row.rank)
+    name = f"rank {row.rank}"
+    shared: dict[str, Any] = {
+        "name": name,
+        "history": frame.history(row.rank),
+        "events": tuple(
+            (e.step, e.severity) for e in frame.events if e.step is not None and e.rank == row.rank
+        ),
+    }
     if not row.on_device:
-        title = f"rank {row.rank}" if short else f"rank {row.rank}  resident {wording.size(row.used_bytes)}"
+        size = wording.size(row.used_bytes)
         return TimelineData(
-            title,
-            f"rank {row.rank}",
-            f"rank {row.rank}  {wording.size(row.used_bytes)}",
-            history,
-            row.capacity_bytes,
-            "memory of this machine",
-            marks,
-            "" if short else "host memory, measured",
-            ("resident", "step peak", "reserved"),
+            name if short else f"{name}  resident {size}",
+            short_title=f"{name}  {size}",
+            capacity_bytes=row.capacity_bytes,
+            limit_word="memory of this machine",
+            unit_note="" if short else "host memory, measured",
+            layer_names=("resident", "step peak", "reserved"),
+            **shared,
         )
-    numbers = (
-        f"{wording.gib(row.used_bytes)} allocated, {wording.gib(row.reserved_bytes)} reserved "
-        f"of {wording.gib(row.capacity_bytes)} GiB"
-    )
+    used, reserved = wording.gib(row.used_bytes), wording.gib(row.reserved_bytes)
+    numbers = f"{used} allocated, {reserved} reserved of {wording.gib(row.capacity_bytes)} GiB"
     return TimelineData(
-        f"rank {row.rank}" if short else f"rank {row.rank}  {numbers}",
-        f"rank {row.rank}",
-        f"rank {row.rank}  {wording.gib(row.used_bytes)}/{wording.gib(row.reserved_bytes)} GiB",
-        history,
-        row.usable_bytes,
-        "capacity" if row.other_bytes == 0 else "usable limit",
-        marks,
-        "" if short else wording.kind_of_number(row.simulated),
+        name if short else f"{name}  {numbers}",
+        short_title=f"{name}  {used}/{reserved} GiB",
+        capacity_bytes=row.usable_bytes,
+        limit_word="capacity" if row.other_bytes == 0 else "usable limit",
+        unit_note="" if short else wording.kind_of_number(row.simulated),
+        **shared,
     )

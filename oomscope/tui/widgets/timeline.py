@@ -49,6 +49,8 @@ class TimelineData:
     """(step, severity), shown as marks below the chart."""
     unit_note: str = ""
     """"simulated", "measured" or "host memory"."""
+    empty: str = "no finished step yet"
+    """In place of the chart while there is nothing to draw."""
     layer_names: tuple[str, str, str] = ("step low", "step peak", "reserved")
 
 
@@ -119,7 +121,7 @@ class Timeline(Widget):
         shown = self.shown
         head = to_strip(self._head(width), width, colours)
         if not shown.peak:
-            note = to_strip([(" " * _AXIS, ""), ("no finished step yet", "dim")], width, colours)
+            note = to_strip([(" " * _AXIS, ""), (self._data.empty, "dim")], width, colours)
             blank = Strip.blank(width, colours.base)
             return [head, note, *[blank] * (height - 2)]
         top = self._top(shown)

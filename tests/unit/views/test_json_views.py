@@ -220,6 +220,21 @@ def test_outside_the_interval_is_said() -> None:
     assert "outside the interval" in compare.sentence(row)
 
 
+def test_proof_is_read_and_says_what_is_missing() -> None:
+    data = {
+        "loss": "within", "loss_detail": "by up to 1e-4", "buffers": "equal", "throughput_ratio": 0.71,
+        "accepted": False, "why_not_accepted": "the peak is outside the interval",
+        "fixes": {"ckpt": "refused", "a": "applied"},
+    }  # fmt: skip
+    proof = compare.read_proof(2, data)
+    assert proof is not None
+    assert [(check.name, check.word) for check in proof.checks] == [("Loss", "within"), ("Buffers", "equal")]
+    assert proof.speed() == "29% slower"
+    assert proof.not_applied == ("ckpt: refused",)
+    assert not proof.is_accepted
+    assert compare.read_proof(2, {}) is None
+
+
 def test_equal_modules_are_folded() -> None:
     peak = {
         "peak_allocated_bytes": 100,
