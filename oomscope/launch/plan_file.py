@@ -12,9 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from oomscope.core.fixes import get
 from oomscope.errors import SetupError, UsageError
 from oomscope.launch.patches import replace_file
+from oomscope.launch.predict_catalogue import find
 
 SCHEMA = "oomscope.plan/1"
 DEFAULT_NAME = "oomscope.toml"
@@ -55,7 +55,7 @@ def read_plan(path: Path) -> PlanFile:
     fixes = data.get("fixes")
     if not isinstance(fixes, list) or not all(isinstance(each, str) for each in fixes):
         raise UsageError(f'{path}: fixes must be a list of names, as in fixes = ["ckpt"]')
-    return PlanFile(tuple(get(each).id for each in fixes))
+    return PlanFile(tuple(find(each).id for each in fixes))
 
 
 def write_plan(path: Path, fixes: tuple[str, ...]) -> None:

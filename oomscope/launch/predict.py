@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oomscope.core.allocator.model import AllocatorConfig
-from oomscope.core.fixes import CATALOGUE, Fix, JobFacts
+from oomscope.core.fixes import Fix, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, current_settings, join_settings, split_settings
 from oomscope.core.fixes.model import Band, merge_runtime
 from oomscope.core.fixes.prediction import Outcome, floor_sentence, interval
@@ -22,6 +22,8 @@ from oomscope.core.fixes.requests import predict_range
 from oomscope.core.fixes.search import Combination, Found, search, time_factor
 from oomscope.errors import PredictionImpossible
 from oomscope.launch.job import JobSpec
+from oomscope.launch.predict_card import card_of_job
+from oomscope.launch.predict_catalogue import catalogue
 from oomscope.launch.predict_changes import Changes, launch_changes, patched_command
 from oomscope.launch.predict_facts import (
     composition,
@@ -75,8 +77,11 @@ def predict(
     Returns:
         The object `oomscope.fixes/1`.
     """
-    spec = spec or spec_of(session, attempt, card)
     records = records_of_rank(attempt.path)
+    why_none = "the card is not known"
+    if card is None:
+        card, why_none = card_of_job(records, spec.command if spec else session.info.get("command") or ())
+    spec = spec or spec_of(session, attempt, card)
     world = _world_size(records)
     capacity = _capacity(records, card, world)
     facts = facts_of_attempt(
@@ -88,6 +93,7 @@ def predict(
         world_size=world,
     )
     prediction = _Prediction(session, attempt, spec, facts, card, capacity, set(only) if only else None)
+    prediction.why_no_card = why_none
     return prediction.run(time.monotonic() + budget_s, on_progress or (lambda fix, done, total: None))
 
 
@@ -148,13 +154,14 @@ class _Prediction:
         self.steps = min(MAX_STEPS, max(MIN_STEPS, reached))
         self.baseline = Outcome(())
         self.outcomes: dict[Combination, Outcome] = {}
-        self.fixes = {fix.id: fix for fix in CATALOGUE}
+        self.fixes = {fix.id: fix for fix in catalogue()}
         self.note: str | None = None
+        self.why_no_card = ""
         self.patches = Patches()
 
     def run(self, deadline: float, on_progress: Progress) -> dict[str, Any]:
         if self.card is None:
-            return self._by_formula("no simulated device: the card is not known")
+            return self._by_formula(self.why_no_card)
         done = 0
         total = 1
 
@@ -177,7 +184,7 @@ class _Prediction:
             peak_allocated_bytes=self.baseline.peak_allocated_bytes,
             peak_reserved_bytes=self.baseline.peak_reserved_bytes,
         )
-        self.patches = Patches.of(CATALOGUE, self.facts, self.spec)
+        self.patches = Patches.of(catalogue(), self.facts, self.spec)
         candidates = self._candidates()
         total = 1 + sum(fix.runs for fix in candidates)
         below_floor = self.capacity is not None and floor_sentence(self.facts, self.capacity) is not None
@@ -201,7 +208,7 @@ class _Prediction:
     def _candidates(self) -> list[Fix]:
         return [
             fix
-            for fix in CATALOGUE
+            for fix in catalogue()
             if (self.only is None or fix.id in self.only)
             and not fix.advice
             and fix.applicable(self.facts).ok
@@ -290,11 +297,11 @@ class _Prediction:
     # --------------------------------------------------------------------------------------------------
 
     def _object(self, found: Found) -> dict[str, Any]:
-        catalogue = [fix for fix in CATALOGUE if self.only is None or fix.id in self.only]
+        wanted = [fix for fix in catalogue() if self.only is None or fix.id in self.only]
         every = Predictions(
             self.facts, self.capacity, self.baseline, self.outcomes, found, self.note, self.patches
         )
-        return every.to_json(catalogue)
+        return every.to_json(wanted)
 
     def _by_formula(self, reason: str) -> dict[str, Any]:
         """The lowest rung: bands from recorded facts. Plans are not searched for: bands do not add up."""

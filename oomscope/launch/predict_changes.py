@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oomscope.core.fixes import Fix, JobFacts, get
+from oomscope.core.fixes import Fix, JobFacts
 from oomscope.core.fixes.environment import (
     OLD_NAME,
     merge_allocator_settings,
@@ -18,6 +18,7 @@ from oomscope.core.fixes.search import compatible
 from oomscope.errors import FixError
 from oomscope.launch.job import JobSpec
 from oomscope.launch.patches import SOURCE_DIR
+from oomscope.launch.predict_catalogue import find
 from oomscope.launch.predict_facts import current_environment
 from oomscope.launch.predict_patches import is_patch_only, staged_command
 from oomscope.store.session import Attempt, Session
@@ -48,7 +49,7 @@ def launch_changes(
     Raises:
         FixError: an unknown fix, one that does not apply, is active already, is only advice, or a conflict.
     """
-    chosen = [get(each) for each in dict.fromkeys(ids)]
+    chosen = [find(each) for each in dict.fromkeys(ids)]
     fixes = {fix.id: fix for fix in chosen}
     conflict = compatible([fix.id for fix in chosen], fixes)
     if conflict:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oomscope.core.fixes import get, known_ids
 from oomscope.core.fixes.proof import AttemptNumbers, Fingerprint
 from oomscope.core.fixes.proof import prove as compare
+from oomscope.launch.predict_catalogue import catalogue
 from oomscope.launch.predict_facts import records_of_rank
 from oomscope.protocol import layout
 from oomscope.store.files import read_json
@@ -18,7 +18,7 @@ def prove(before: Path, after: Path) -> dict[str, Any]:
     """The proof of the attempt in `after` against the one in `before`; see `oomscope.core.fixes.proof`."""
     info = read_json(after / layout.ATTEMPT_FILE) or {}
     ids = tuple(str(each) for each in info.get("fixes") or ())
-    fixes = [get(each) for each in ids if each in known_ids()]
+    fixes = [fix for fix in catalogue() if fix.id in ids]
     return compare(numbers_of(before), numbers_of(after), fixes, _predicted(before, ids))
 
 

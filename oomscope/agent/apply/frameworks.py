@@ -20,7 +20,7 @@ def install_hf_arguments(runtime: Runtime, options: dict[str, Any]) -> None:
         options: field -> value; `divide_batch` divides the batch of a device and multiplies the accumulation
             steps, so that the number of samples in an optimizer step stays.
     """
-    fix = str(options.pop("fix", "hf-arguments"))
+    fix = "hf-arguments"
 
     def patch(module: Any) -> None:
         cls = module.TrainingArguments
@@ -55,7 +55,7 @@ def _hf_changes(current: dict[str, Any], options: dict[str, Any]) -> dict[str, A
 
 def install_lightning_arguments(runtime: Runtime, options: dict[str, Any]) -> None:
     """Override arguments of Lightning's `Trainer`."""
-    fix = str(options.pop("fix", "lightning-arguments"))
+    fix = "lightning-arguments"
 
     def patch(module: Any) -> None:
         cls = module.Trainer

@@ -230,3 +230,8 @@ def merge_runtime(plans: Iterable[Plan]) -> dict[str, Mapping[str, Any]]:
         for fix, options in plan.runtime.items():
             merged[fix] = {**merged.get(fix, {}), **options}
     return merged
+
+
+def no_band(facts: JobFacts) -> Band | None:
+    """For fixes whose effect no formula gives."""
+    return None

@@ -1,0 +1,83 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+pytest.importorskip("torch")
+
+from oomscope_huggingface import FIXES
+
+from oomscope.agent.apply import apply
+from oomscope.core.fixes import JobFacts
+
+BY_ID = {fix.id: fix for fix in FIXES}
+JOB = JobFacts(frameworks=frozenset({"transformers", "accelerate"}), world_size=2, compute_capability=(8, 0))
+
+STAND_IN = """
+class TrainingArguments:
+    def __init__(self, output_dir="o", per_device_train_batch_size=8, gradient_accumulation_steps=1, bf16=False,
+                 gradient_checkpointing=False, optim="adamw_torch"):
+        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
+"""
+
+
+@pytest.fixture
+def transformers(tmp_path, monkeypatch):
+    """A stand-in with the signature of the real class: what is tested is the hook, not the library."""
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "training_args.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("transformers", "transformers.training_args"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in ("transformers", "transformers.training_args"):
+        sys.modules.pop(name, None)
+
+
+def made(fix_id, **arguments):
+    records = []
+    plan = BY_ID[fix_id].plan(JOB)
+    fixes = [{"id": name, "options": dict(options)} for name, options in plan.runtime.items()]
+    runtime = apply({"fixes": fixes}, records.append)
+    try:
+        from transformers.training_args import TrainingArguments
+
+        return TrainingArguments(**arguments), records
+    finally:
+        runtime.undo()
+
+
+def test_arguments_are_changed_where_the_script_makes_them(transformers):
+    args, records = made("hf-bf16", output_dir="x")
+    assert args.bf16 is True
+    assert args.output_dir == "x"
+    assert records[-1]["state"] == "applied"
+    from transformers.training_args import TrainingArguments
+
+    assert TrainingArguments().bf16 is False, "undone"
+
+
+def test_the_number_of_samples_in_a_step_stays(transformers):
+    args, _ = made("hf-accumulate", per_device_train_batch_size=32, gradient_accumulation_steps=3)
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 96
+    assert args.per_device_train_batch_size == 16
+
+
+def test_an_odd_batch_is_left_and_what_is_active_is_said(transformers):
+    args, records = made("hf-accumulate", per_device_train_batch_size=7)
+    assert args.per_device_train_batch_size == 7
+    _, records = made("hf-checkpointing", gradient_checkpointing=True)
+    assert records[-1]["state"] == "refused"
+
+
+def test_fixes_are_offered_to_scripts_of_the_framework_only():
+    assert all(fix.applicable(JOB).ok for fix in FIXES)
+    assert not any(fix.applicable(JobFacts()).ok for fix in FIXES)
+    active = JobFacts(frameworks=JOB.frameworks, checkpointing="model.gradient_checkpointing is True")
+    assert "already active" in BY_ID["hf-checkpointing"].applicable(active).why
+    env = JobFacts(frameworks=JOB.frameworks, env={"ACCELERATE_MIXED_PRECISION": "fp16"})
+    assert not BY_ID["accelerate-bf16"].applicable(env).ok
+    assert BY_ID["accelerate-bf16"].plan(JOB).env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
