@@ -25,6 +25,7 @@ from .probes import Progress, StepProbe
 from .readings import DeviceMemory, HostMemory
 from .recorder import Recorder
 from .sampler import Sampler
+from .saving import CheckpointProbe
 from .spawned import hear_spawned_ranks
 from .termination import StackOnTerm
 from .writer import Emitter
@@ -106,6 +107,7 @@ class Agent:
         self._arm_steps()
         if self.is_detailed:
             self._arm_modules()
+        self._arm_checkpoints()
         self._arm_group()
         hear_spawned_ranks(self.patches, self.after_import, self.exceptions)
         self._arm_cuda()
@@ -131,6 +133,10 @@ class Agent:
         )
         self.modules.install(self.patches, self.after_import)
         self.steps.modules = self.modules
+
+    @guarded("checkpoints")
+    def _arm_checkpoints(self) -> None:
+        CheckpointProbe(self.progress, self.emit).install(self.torch, self.patches, self.after_import)
 
     def _arm_group(self) -> None:
         """Notice the process group: mp.spawn ranks become known by it, and its rank is the true one."""

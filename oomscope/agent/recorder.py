@@ -188,23 +188,35 @@ class _Hashing:
         return int(self._stream.write(data))
 
 
-_PHASE_MARKS = (
+#: Parts of file names that tell a phase; the innermost frame with one decides.
+_PHASE_FILES = (
     ("/torch/optim/", "optimizer"),
     ("/torch/autograd/", "backward"),
     ("/torch/serialization.py", "save"),
+    ("/torch/distributed/checkpoint/", "save"),
+    ("/torch/distributed/fsdp/_state_dict_utils.py", "save"),
     ("/torch/utils/data/", "data"),
     ("/torch/nn/modules/module.py", "forward"),
 )
+#: Names of functions that tell more than their file.
+_PHASE_FUNCTIONS = {
+    "state_dict": "save",
+    "load_state_dict": "resume",
+    "load": "resume",
+    "from_pretrained": "load",
+    "to": "init",
+    "cuda": "init",
+    "_apply": "init",
+    "convert": "init",
+}
 
 
 def guess_phase(frames: list[Frame]) -> str:
     """The phase that a stack shows, for jobs whose phases are not tracked: torch's own files tell."""
     for file, _, function in frames:
-        for mark, phase in _PHASE_MARKS:
+        if function == "from_pretrained":
+            return "load"
+        for mark, phase in _PHASE_FILES:
             if mark in file:
-                return (
-                    "init"
-                    if phase == "forward" and function in ("to", "cuda", "_apply", "convert")
-                    else phase
-                )
+                return _PHASE_FUNCTIONS.get(function, phase)
     return "other"

@@ -134,6 +134,19 @@ def test_the_phase_is_guessed_from_torchs_own_files(files, phase):
     assert recorder.guess_phase([(file, 1, "f") for file in files]) == phase
 
 
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([("/x/torch/nn/modules/module.py", "state_dict"), ("/home/train.py", "main")], "save"),
+        ([("/x/torch/distributed/fsdp/_state_dict_utils.py", "_full_post_state_dict_hook")], "save"),
+        ([("/x/torch/serialization.py", "load")], "resume"),
+        ([("/x/transformers/modeling_utils.py", "from_pretrained"), ("/home/train.py", "main")], "load"),
+    ],
+)
+def test_saving_and_loading_are_told_by_their_functions(frames, phase):
+    assert recorder.guess_phase([(file, 1, function) for file, function in frames]) == phase
+
+
 def test_moving_a_model_is_initialisation():
     frames = [("/x/torch/nn/modules/module.py", 1, "convert"), ("/home/train.py", 1, "<module>")]
     assert recorder.guess_phase(frames) == "init"

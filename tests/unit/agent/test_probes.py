@@ -1,5 +1,8 @@
 """The probes on real torch, in this process; every patch is taken out again."""
 
+import io
+import pickle
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from oomscope.agent.patching import AfterImport, Patches
 from oomscope.agent.phases import ModuleProbe, block_groups, model_record
 from oomscope.agent.probes import Progress, StepProbe
 from oomscope.agent.readings import DeviceMemory, HostMemory
+from oomscope.agent.saving import CheckpointProbe
 from oomscope.agent.stop import StopTraining
 
 
@@ -232,6 +236,29 @@ def test_recomputation_is_not_another_call_of_the_model(arm):
     (step,) = job.of("step")
     assert step["input_numel"] == 6
     assert step["micro_steps"] == 1
+
+
+def test_checkpoints_have_a_phase_and_a_path(arm, tmp_path):
+    job = arm(detail=True)
+    CheckpointProbe(job.progress, job.records.append).install(torch, job.patches, AfterImport())
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    torch.save({}, io.BytesIO())
+    torch.load(tmp_path / "a.pt")
+    (record,) = job.of("checkpoint")
+    assert record["path"] == str(tmp_path / "a.pt")
+    assert record["bytes"] == (tmp_path / "a.pt").stat().st_size
+    assert [record["phase"] for record in job.of("phase")] == [
+        "save",
+        "other",
+        "save",
+        "other",
+        "resume",
+        "other",
+    ]
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save, "a pool can still be given it"
+    with pytest.raises(FileNotFoundError):
+        torch.load(tmp_path / "b.pt")
+    assert job.progress.phase == "other"
 
 
 class Block(torch.nn.Module):
