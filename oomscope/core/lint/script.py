@@ -1,6 +1,6 @@
 """A parsed training script with what every rule asks.
 
-Dotted names, parents, loops, guards, and what the losses are called.
+Dotted names, parents, loops, and what the losses are called.
 """
 
 from __future__ import annotations
@@ -10,12 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Words in a condition that make code run on one rank only.
-_RANK = re.compile(
-    r"\b(?:global_|local_|proc_|world_)?rank\b|is_main_process|is_master|is_rank_?(?:0|zero)|is_local_main|rank_zero|get_rank"
-    r"|master_process|is_global_zero|gpu\s*==\s*0",
-    re.IGNORECASE,
-)
 _BACKWARD_OF_OTHERS = (
     "accelerator.backward",
     "scaler.scale",
@@ -133,38 +127,6 @@ class Script:
             ):
                 return True
         return False
-
-    def guarded(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
-        """Runs on one rank only: under a condition on the rank, after an early return, or called only from there."""
-        for parent in self.above(node):
-            if isinstance(parent, ast.If) and _RANK.search(ast.unparse(parent.test)):
-                return True
-            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return self._guarded_function(parent, node, seen)
-        return False
-
-    def _guarded_function(
-        self, function: ast.FunctionDef | ast.AsyncFunctionDef, node: ast.AST, seen: frozenset[str]
-    ) -> bool:
-        line = getattr(node, "lineno", 0)
-        for statement in function.body:
-            if (
-                isinstance(statement, ast.If)
-                and statement.lineno < line
-                and _RANK.search(ast.unparse(statement.test))
-                and any(isinstance(inner, ast.Return) for inner in statement.body)
-            ):
-                return True
-        if any(_RANK.search(ast.unparse(each)) for each in function.decorator_list):
-            return True
-        if function.name in seen or len(seen) > 4:
-            return False
-        callers = [
-            call
-            for call, name in zip(self.calls, self.names, strict=True)
-            if name.rsplit(".", 1)[-1] == function.name
-        ]
-        return bool(callers) and all(self.guarded(call, seen | {function.name}) for call in callers)
 
     def text_at(self, line: int) -> str:
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""

@@ -1,4 +1,4 @@
-# ruff: noqa: T201, PERF401
+# ruff: noqa: T201
 """One autocast region around many forwards without gradients: the casts of all weights stay cached."""
 
 import torch

@@ -1,4 +1,4 @@
-# ruff: noqa: T201, PERF401
+# ruff: noqa: T201
 """Evaluation switches to eval mode and forgets torch.no_grad()."""
 
 import torch

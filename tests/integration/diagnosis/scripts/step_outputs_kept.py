@@ -1,4 +1,4 @@
-# ruff: noqa: T201, PERF401
+# ruff: noqa: T201
 """A small trainer keeps what each step returns until the epoch ends, a large tensor among it."""
 
 import torch
