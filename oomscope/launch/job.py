@@ -178,8 +178,9 @@ class _Run:
             for rank in ranks.chosen:
                 self._launch(command, base | ranks.environment(rank), rank)
         if spec.role == "attempt":
-            self.session.set_state("running", launcher=ProcessMark.of(self.processes[0].pid))
-            library.prune(self.session.path.parents[1])
+            with contextlib.suppress(OSError):  # a full disk must not end a job that has just started
+                self.session.set_state("running", launcher=ProcessMark.of(self.processes[0].pid))
+                library.prune(self.session.path.parents[1])
 
     def poll(self) -> bool:
         """Collect exit codes, pass signals on; True when every process has ended."""

@@ -94,6 +94,43 @@ def test_what_the_job_leaves_behind_is_ended_and_nothing_else(launch, tmp_path):
         stranger.wait()
 
 
+def test_a_disk_that_is_full_for_us_does_not_end_the_job(launch, monkeypatch):
+    """The state cannot be replaced and the result cannot be written; the answer still comes."""
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    started = []
+    monkeypatch.setattr("oomscope.launch.job.LaunchedProcess", _then(started, monkeypatch, full))
+    run = launch("print('goes on')\n")
+    assert started
+    assert run.result.exit_code == 0
+    assert run.output() == "goes on\n"
+    assert run.attempt.result() is None
+
+
+def _then(started, monkeypatch, full):
+    from oomscope.launch.processes import LaunchedProcess
+
+    def start(*args, **kwargs):
+        process = LaunchedProcess(*args, **kwargs)
+        started.append(process)
+        monkeypatch.setattr("oomscope.store.session.write_json", full)
+        monkeypatch.setattr("oomscope.store.files.write_json", full)
+        return process
+
+    return start
+
+
+def test_the_output_passes_through_byte_for_byte(launch, capfdbinary):
+    script = "import os\nos.write(1, bytes(range(256)))\nos.write(2, b'\\xff\\r\\n')\n"
+    run = launch(script, output="through")
+    assert run.result.exit_code == 0
+    captured = capfdbinary.readouterr()
+    assert captured.out == bytes(range(256))
+    assert captured.err == b"\xff\r\n"
+
+
 def test_a_missing_program_is_no_job(tmp_path, environment):
     from oomscope.launch.processes import LaunchedProcess
 

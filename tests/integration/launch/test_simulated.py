@@ -27,7 +27,8 @@ def simulator():
 
 
 def test_the_state_at_an_out_of_memory_error_is_kept(launch, script_path):
-    run = launch(GPU + "step()\nkeep = torch.empty(30 << 30, dtype=torch.uint8, device='cuda')\n", device=resolve("24GiB"))
+    big = "step()\nkeep = torch.empty(30 << 30, dtype=torch.uint8, device='cuda')\n"
+    run = launch(GPU + big, device=resolve("24GiB"))
     assert run.result.exit_code == 1
     assert run.result.oom
     (rank,) = run.result.ranks
