@@ -146,7 +146,17 @@ def _at(analysis: DeviceAnalysis, focus: Focus, top: int) -> dict[str, Any]:
 
 def _over_time(analysis: DeviceAnalysis, top: int) -> dict[str, Any]:
     steps, stacks = analysis.steps, analysis.snapshot.stacks
+    used = sorted(set(analysis.lives.stream.tolist()))
+    curves = [(number, analysis.curve(stream=number)) for number in used]
     return {
+        "streams": [
+            {
+                "stream": analysis.snapshot.streams[number],
+                "peak_bytes": curve.peak(analysis.device.n_analysed)[0],
+                "end_bytes": curve.at(len(curve.after) - 1),
+            }
+            for number, curve in curves
+        ],
         "steps": {"count": steps.count if steps.source != "none" else None, "source": steps.source},
         "survivors": [
             {

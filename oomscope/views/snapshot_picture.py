@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.categories import Category
-from oomscope.core.snapshot.columns import Frame
+from oomscope.core.snapshot.columns import BoolArray, Frame
 from oomscope.core.snapshot.flame import Node, call_tree, fold
 from oomscope.core.snapshot.groups import by_stack, module_frame, short_file
 from oomscope.core.snapshot.segment_map import SegmentsAt
@@ -49,6 +49,8 @@ class Wish:
     """Only allocations whose stack, category or size class contains this, ignoring case."""
     stacks: frozenset[int] | None = None
     """Only allocations of these stacks."""
+    stream: int | None = None
+    """Only one stream (index into `Snapshot.streams`), in all views."""
 
 
 @dataclass(slots=True)
@@ -84,8 +86,8 @@ class Painter:
 
     def __init__(self, analysis: DeviceAnalysis) -> None:
         self.analysis = analysis
-        self._timeline: tuple[tuple[int, int, int], Timeline] | None = None
-        self._trees: dict[tuple[int, str, bool], Node] = {}
+        self._timeline: tuple[tuple[int, int, int, int | None], Timeline] | None = None
+        self._trees: dict[tuple[int, str, bool, int | None], Node] = {}
         self._segments: tuple[int, SegmentsAt] | None = None
         self.label = lru_cache(maxsize=100_000)(self._label)
 
@@ -95,14 +97,14 @@ class Painter:
     def picture(self, wish: Wish) -> Picture:
         """Everything for one wish; tens of milliseconds on a million rows."""
         lives = self.analysis.lives
-        alive = np.flatnonzero(self.analysis.alive(wish.row))
+        alive = np.flatnonzero(self._alive(wish.row, wish.stream))
         chosen = self._filtered(alive, wish)
         category = self.analysis.category[alive]
         sums = np.bincount(category, weights=lives.size[alive], minlength=len(Category)).astype(np.int64)
         return Picture(
             wish=wish,
-            timeline=self.timeline(wish.start, wish.stop, wish.width),
-            tree=self.tree(wish.row, wish.group, wish.folded),
+            timeline=self.timeline(wish.start, wish.stop, wish.width, wish.stream),
+            tree=self.tree(wish.row, wish.group, wish.folded, wish.stream),
             segments=self.segments(wish.row),
             allocations=self._ordered(chosen, wish),
             live_bytes=int(lives.size[alive].sum()),
@@ -110,33 +112,38 @@ class Painter:
             totals={each: int(sums[each]) for each in Category if sums[each]},
         )
 
-    def timeline(self, start: int, stop: int, width: int) -> Timeline:
+    def _alive(self, row: int, stream: int | None) -> BoolArray:
+        alive = self.analysis.alive(row)
+        return alive if stream is None else alive & (self.analysis.lives.stream == stream)
+
+    def timeline(self, start: int, stop: int, width: int, stream: int | None = None) -> Timeline:
         """Levels of `width` columns over rows `start` to `stop`."""
-        key = (start, stop, width)
+        key = (start, stop, width, stream)
         if self._timeline is None or self._timeline[0] != key:
             rows = column_rows(self.analysis.live.after, start, stop, width)
-            levels = self.analysis.category_curves(rows)
+            which = None if stream is None else self.analysis.lives.stream == stream
+            levels = self.analysis.category_curves(rows, which)
             reserved = np.array([self.analysis.reserved.at(row) for row in rows.tolist()], np.int64)
             self._timeline = key, Timeline(rows, levels, reserved)
         return self._timeline[1]
 
-    def tree(self, row: int, group: str, folded: bool) -> Node:
+    def tree(self, row: int, group: str, folded: bool, stream: int | None = None) -> Node:
         """Calls that hold memory just after `row`."""
-        key = (row, group, folded)
+        key = (row, group, folded, stream)
         if key not in self._trees:
             if len(self._trees) > 64:
                 self._trees.clear()
-            tree = self._grouped(row, group)
+            tree = self._grouped(self._alive(row, stream), group)
             self._trees[key] = fold(tree) if folded else tree
         return self._trees[key]
 
-    def _grouped(self, row: int, group: str) -> Node:
+    def _grouped(self, alive: BoolArray, group: str) -> Node:
         analysis = self.analysis
-        stacks, alive = analysis.snapshot.stacks, analysis.alive(row)
+        stacks, top_rows = analysis.snapshot.stacks, by_stack(analysis.lives, alive)
         if group == "calls":
-            return call_tree(stacks, analysis.top(row), root="all live memory")
+            return call_tree(stacks, top_rows, root="all live memory")
         if group == "module":
-            return call_tree(stacks, analysis.top(row), root="all live memory", group=self._module)
+            return call_tree(stacks, top_rows, root="all live memory", group=self._module)
         top = Node("all live memory")
         for each in Category:
             rows = by_stack(analysis.lives, alive & (analysis.category == each))

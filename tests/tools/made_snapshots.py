@@ -36,6 +36,7 @@ class Allocator:
         self, device: int = 0, *, times: bool = True, frames: bool = True, start: int = 0x7F0000000000
     ) -> None:
         self.device = device
+        self.stacks = copy.deepcopy(STACKS)  # tests may change what they got
         self.rows: list[dict[str, Any]] = []
         self.recording = True
         self.live: dict[int, tuple[int, int, Any]] = {}
@@ -58,14 +59,14 @@ class Allocator:
         self.rows.append(row)
 
     def malloc(self, size: int, kind: str) -> int:
-        stack = STACKS[kind]
+        stack = self.stacks[kind]
         need = max(2 * MIB, -(-size // (2 * MIB)) * 2 * MIB)
         free = next((a for a, n in self.segments.items() if n == need and a not in self.live), None)
         if free is None:
             free = self._next
             self._next += need + (1 << 30)
             self.segments[free] = need
-            self._row("segment_alloc", free, need, STACKS["driver"])
+            self._row("segment_alloc", free, need, self.stacks["driver"])
         self.live[free] = (size, -(-size // 512) * 512, stack)
         self._row("alloc", free, size, stack)
         return free
@@ -76,7 +77,7 @@ class Allocator:
         self._row("free_completed", address, size, stack)
 
     def oom(self, size: int, device_free: int) -> None:
-        self._row("oom", device_free, size, STACKS["forward"])
+        self._row("oom", device_free, size, self.stacks["forward"])
 
     def snapshot_segments(self) -> list[dict[str, Any]]:
         found = []

@@ -236,6 +236,23 @@ async def test_devices_are_walked(tmp_path: Path, text_of: Callable[..., str]) -
         assert "device 0" in text_of(pilot.app)
 
 
+async def test_streams_are_walked(tmp_path: Path, text_of: Callable[..., str]) -> None:
+    raw = training()
+    for row in raw["device_traces"][0]:
+        row["stream"] = 77 if row["size"] == 3 * MIB else 0
+    async with app_for(made(tmp_path, "a.pickle", raw)).run_test(size=(120, 40)) as pilot:
+        view = await settled(pilot)
+        assert view._picture is not None
+        whole = view._picture.live_bytes
+        await press(pilot, "w")
+        first = view._picture.live_bytes
+        assert "stream 0" in text_of(pilot.app)
+        await press(pilot, "w")
+        assert first + view._picture.live_bytes == whole
+        await press(pilot, "escape")
+        assert view._picture.live_bytes == whole
+
+
 async def test_out_of_memory_is_the_first_thing_said(tmp_path: Path, text_of: Callable[..., str]) -> None:
     path = made(tmp_path, "a.pickle", training(oom=True))
     async with app_for(path).run_test(size=(80, 24)) as pilot:

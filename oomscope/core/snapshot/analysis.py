@@ -14,7 +14,14 @@ import numpy as np
 
 from oomscope.core.snapshot.categories import Category, Share, categories, composition
 from oomscope.core.snapshot.columns import Action, BlockState, BoolArray, IntArray
-from oomscope.core.snapshot.curves import Curve, curve_of, curves_by, live_curve, reserved_curve
+from oomscope.core.snapshot.curves import (
+    SMALL_REQUEST,
+    Curve,
+    curve_of,
+    curves_by,
+    live_curve,
+    reserved_curve,
+)
 from oomscope.core.snapshot.groups import by_stack
 from oomscope.core.snapshot.history import History, coverage
 from oomscope.core.snapshot.lifetimes import Lifetimes, lifetimes
@@ -173,17 +180,49 @@ class DeviceAnalysis:
         """(stack, bytes, blocks) alive just after `row`, largest first."""
         return by_stack(self.lives, self.alive(row))
 
-    def category_curves(self, rows: IntArray) -> IntArray:
-        """(n_categories, len(rows)) int64: live bytes of each category just after each of `rows`."""
-        return curves_by(self.lives, self.category, len(Category), rows)
+    def category_curves(self, rows: IntArray, which: BoolArray | None = None) -> IntArray:
+        """(n_categories, len(rows)) int64: live bytes of each category just after each of `rows`.
 
-    def curve(self, *, stream: int | None = None, is_large: bool | None = None) -> Curve:
-        """Live bytes of one stream (index into `Snapshot.streams`) and one size class of the pool."""
+        `which` selects allocations, all by default.
+        """
+        if which is None:
+            return curves_by(self.lives, self.category, len(Category), rows)
+        return curves_by(self.lives.take(which), self.category[which], len(Category), rows)
+
+    @cached_property
+    def pool(self) -> IntArray:
+        """(n_allocations,) int64, index into `Snapshot.pools`; -1 where it is not known.
+
+        From the rows themselves since torch 2.12, else from the segment that holds the address at the end; of
+        an allocation
+        in a segment that was given back meanwhile nothing is known.
+        """
+        lives, segments = self.lives, self.device.segments
+        found = np.full(len(lives), -1, np.int64)
+        if len(segments):
+            place = np.searchsorted(segments.address, lives.address, side="right") - 1
+            held = place >= 0
+            end = segments.address + segments.total_size
+            held[held] = lives.address[held] < end[place[held]]
+            found[held] = segments.pool[place[held]]
+        recorded = self.device.events.pool
+        if recorded is not None:
+            born = np.flatnonzero(lives.birth >= 0)
+            told = recorded[lives.birth[born]]
+            found[born[told >= 0]] = told[told >= 0]
+        return found
+
+    def curve(
+        self, *, stream: int | None = None, is_large: bool | None = None, pool: int | None = None
+    ) -> Curve:
+        """Live bytes of one stream and one pool (indices into the snapshot's tables) and one size class."""
         which = np.ones(len(self.lives), np.bool_)
         if stream is not None:
             which &= self.lives.stream == stream
         if is_large is not None:
-            which &= (self.lives.size > 1 << 20) == is_large
+            which &= (self.lives.size > SMALL_REQUEST) == is_large
+        if pool is not None:
+            which &= self.pool == pool
         return curve_of(self.lives, which)
 
     @cached_property

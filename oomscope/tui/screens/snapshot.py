@@ -259,7 +259,7 @@ class SnapshotScreen(BaseScreen):
         self._painter = Painter(analysis)
         self._marks = []
         stop = analysis.device.n_analysed if analysis.history.is_usable else 0
-        self._wish = replace(self._wish, row=analysis.focus.row, start=0, stop=stop, stacks=None)
+        self._wish = replace(self._wish, row=analysis.focus.row, start=0, stop=stop, stacks=None, stream=None)
         self.refresh_frame()
         self.call_after_refresh(self._ask)
         if self.app.focused is None:
@@ -317,6 +317,8 @@ class SnapshotScreen(BaseScreen):
             right.append(("only selected  ", "bar-warn"))
         if painter is not None and len(self._analyses) > 1:
             right.append((f"device {painter.analysis.device.device}  ", "bar"))
+        if wish.stream is not None and painter is not None:
+            right.append((f"stream {painter.analysis.snapshot.streams[wish.stream]}  ", "bar-warn"))
         if len(self._files) > 1 and self._path is not None:
             right.append((f"‹ {label_of(self._path)} ›  ", "bar"))
         right.append((f"by {wish.group}  sort {wish.order} ", "bar-dim"))
@@ -525,6 +527,16 @@ class SnapshotScreen(BaseScreen):
         at = used.index(self._painter.analysis)
         self._use(used[(at + 1) % len(used)])
 
+    def action_stream(self) -> None:
+        if self._painter is None:
+            return
+        used = sorted(set(self._painter.analysis.lives.stream.tolist()))
+        if len(used) < 2:
+            self.notify("this device used one stream only")
+            return
+        order = [None, *used]
+        self._change(stream=order[(order.index(self._wish.stream) + 1) % len(order)])
+
     def action_file(self, delta: int) -> None:
         if self.host.model is not None:
             self.host.action_rank(delta)
@@ -541,8 +553,8 @@ class SnapshotScreen(BaseScreen):
     def action_back(self) -> None:
         if self._close_filter() or self.query_one(Icicle).zoom_out():
             return
-        if self._wish.needle or self._wish.stacks is not None:
-            self._change(needle="", stacks=None)
+        if self._wish.needle or self._wish.stacks is not None or self._wish.stream is not None:
+            self._change(needle="", stacks=None, stream=None)
         elif self._marks:
             self._marks = []
             self._show_timeline()

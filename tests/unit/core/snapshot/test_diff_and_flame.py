@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from made_snapshots import MIB, STACKS, Allocator, frame, training, wrap
+from made_snapshots import MIB, Allocator, frame, training, wrap
 
 from oomscope.core.snapshot.analysis import analyse
 from oomscope.core.snapshot.columns import Frame, StackTable
@@ -104,7 +104,7 @@ def test_siblings_that_differ_by_index_are_folded() -> None:
 def test_different_lines_are_not_folded() -> None:
     memory = Allocator()
     for line in range(1, 6):
-        STACKS["here"] = [frame("/w/net.py", line, "forward")]
+        memory.stacks["here"] = [frame("/w/net.py", line, "forward")]
         memory.malloc(MIB, "here")
     here = side(wrap(memory))
     tree = fold(call_tree(here.analysis.snapshot.stacks, here.analysis.top(here.row), root="all"))
