@@ -107,10 +107,12 @@ def test_device_use_comes_from_the_driver():
 values = (
     st.none() | st.booleans() | st.integers() | st.text() | st.floats() | st.lists(st.integers(), max_size=2)
 )
-records = st.fixed_dictionaries(
-    {"k": st.sampled_from(["hello", "rank", "reading", "step", "oom", "exception", "bye", "peak", "gap", "model", "x"])},
-    optional=dict.fromkeys(("t", "step", "identity", "rank", "peak_allocated_bytes", "low_allocated_bytes", "rss_bytes", "loss", "phase", "peak_rss_bytes", "steps", "is_oom", "message", "lost", "device_free_bytes", "device_total_bytes", "pid"), values),
-)  # fmt: skip
+KINDS = ["hello", "rank", "reading", "step", "oom", "exception", "bye", "peak", "gap", "model", "x"]
+FIELDS = (
+    "t step identity rank peak_allocated_bytes low_allocated_bytes rss_bytes loss phase peak_rss_bytes steps is_oom "
+    "message lost device_free_bytes device_total_bytes pid"
+).split()
+records = st.fixed_dictionaries({"k": st.sampled_from(KINDS)}, optional=dict.fromkeys(FIELDS, values))
 
 
 @given(st.lists(records, max_size=12))

@@ -78,7 +78,7 @@ def test_gaps_are_added_up(tmp_path):
 def test_a_newer_writer_is_refused_with_a_hint(tmp_path):
     path = tmp_path / "r00000-h-1.jsonl"
     path.write_bytes(line(k="hello", version=99))
-    with pytest.raises(SessionError, match="newer oomscope.*99") as caught:
+    with pytest.raises(SessionError, match=r"newer oomscope.*99") as caught:
         read_records(path)
     assert "upgrade" in caught.value.hint
 
