@@ -108,10 +108,25 @@ values = (
     st.none() | st.booleans() | st.integers() | st.text() | st.floats() | st.lists(st.integers(), max_size=2)
 )
 KINDS = ["hello", "rank", "reading", "step", "oom", "exception", "bye", "peak", "gap", "model", "x"]
-FIELDS = (
-    "t step identity rank peak_allocated_bytes low_allocated_bytes rss_bytes loss phase peak_rss_bytes steps is_oom "
-    "message lost device_free_bytes device_total_bytes pid"
-).split()
+FIELDS = [
+    "t",
+    "step",
+    "identity",
+    "rank",
+    "peak_allocated_bytes",
+    "low_allocated_bytes",
+    "rss_bytes",
+    "loss",
+    "phase",
+    "peak_rss_bytes",
+    "steps",
+    "is_oom",
+    "message",
+    "lost",
+    "device_free_bytes",
+    "device_total_bytes",
+    "pid",
+]
 records = st.fixed_dictionaries({"k": st.sampled_from(KINDS)}, optional=dict.fromkeys(FIELDS, values))
 
 
