@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from oomscope.core.snapshot.model import Snapshot
 from oomscope.core.snapshot.parse import parse_snapshot
 from oomscope.core.snapshot.scan import Unscannable, scan
 from oomscope.core.snapshot.scanned_rows import ScannedRows
+from oomscope.errors import SnapshotError
 from oomscope.store._snapshot_child import forgetting, reference_of, unpickle
-from oomscope.store.snapshots import SnapshotLoader
+from oomscope.store.snapshots import Limits, SnapshotLoader
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("OOMSCOPE_CORPUS", ROOT.parent / "shared" / "corpus"))
@@ -164,3 +166,30 @@ def test_all_protocols_of_one_file_are_the_same(loader: SnapshotLoader) -> None:
         found = loader.load(path)
         assert found.devices[0].events.size.tolist() == original.devices[0].events.size.tolist()
         assert golden_names(analyse(found)[0]) == golden_names(analyse(original)[0])
+
+
+@pytest.mark.slow
+def test_five_thousand_mutated_copies(tmp_path: Path) -> None:
+    """Damaged real files end in a snapshot or in one clear error; the loader outlives them all."""
+    rng = random.Random(7)
+    originals = [
+        path.read_bytes() for path in sorted(CORPUS.glob("*.pickle")) if path.stat().st_size < 120_000
+    ]
+    path = tmp_path / "a.pickle"
+    outcomes = {"read": 0, "refused": 0}
+    with SnapshotLoader(limits=Limits(memory_bytes=1 << 29, seconds=20)) as loader:
+        for number in range(5_000):
+            data = bytearray(originals[number % len(originals)])
+            for _ in range(rng.choice((1, 2, 8, 64))):
+                place = rng.randrange(len(data))
+                data[place : place + rng.choice((0, 1, 1, 4))] = rng.randbytes(rng.choice((0, 1, 1, 4)))
+            path.write_bytes(data[: rng.randrange(1, len(data))] if number % 10 == 0 else data)
+            try:
+                snapshot = loader.load(path)
+            except SnapshotError as error:
+                outcomes["refused"] += bool(error.message)
+            else:
+                outcomes["read"] += 1
+                analyse(snapshot)
+    assert sum(outcomes.values()) == 5_000
+    assert min(outcomes.values()) > 100
