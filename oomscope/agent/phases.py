@@ -22,7 +22,6 @@ class ModuleProbe:
 
     Attributes:
         stack: the modules that run now, outermost first (training thread).
-        root: the largest outermost module that was called in training: the model.
         autocast: whether an outermost call ran under autocast.
     """
 
@@ -38,7 +37,7 @@ class ModuleProbe:
         every_phase: bool,
     ) -> None:
         self.stack: list[Any] = []
-        self.root: Any = None
+        self._root: Callable[[], Any] = lambda: None
         self.autocast = False
         self._torch = torch
         self._progress = progress
@@ -57,6 +56,11 @@ class ModuleProbe:
         self._progress.watch = self._phase_changes
         self._patch_call(patches)
         after_import.when("torch.utils.data.dataloader", lambda module: self._patch_loader(patches, module))
+
+    @property
+    def root(self) -> Any:
+        """The model; None before it was called, and when the script has let it go: nothing here keeps it alive."""
+        return self._root()
 
     def take_input_numel(self) -> int | None:
         """Elements of the tensors given to outermost modules since the last call; None when none ran."""
@@ -104,12 +108,12 @@ class ModuleProbe:
             torch = self._torch
             training = torch.is_grad_enabled() and module.training
             # A loss module called on its own is an outermost call too, but it is not the model.
-            if training and (
-                self.root is None or self.root is module or self._size(module) > self._size(self.root)
-            ):
-                if self.root is None:
+            root = self.root
+            if training and (root is None or root is module or self._size(module) > self._size(root)):
+                if root is None:
                     self._on_first_use()
-                self.root = module
+                if root is not module:
+                    self._root = weakref.ref(module)
                 self.autocast = self.autocast or _autocast_enabled(torch)
                 self._input_numel += _numel(torch, args) + _numel(torch, kwargs)
                 self._saw_input = True

@@ -1,7 +1,9 @@
 """The probes on real torch, in this process; every patch is taken out again."""
 
+import gc
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -214,6 +216,21 @@ def test_an_exception_in_the_model_leaves_the_stack_clean(arm):
     with pytest.raises(RuntimeError):
         torch.ones(1).sum().backward()
     assert job.progress.in_backward == 0
+
+
+def test_nothing_of_the_script_is_kept_alive(arm):
+    job = arm(detail=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = sgd(model)
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    optimizer.step()
+    alive = [weakref.ref(each) for each in (model, optimizer, loss, model.weight)]
+    del model, optimizer, loss
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 4
+    assert job.modules.root is None
+    assert model_record(torch, job.modules, list(job.steps.optimizers)) is None
 
 
 def test_recomputation_is_not_another_call_of_the_model(arm):

@@ -109,23 +109,27 @@ values = (
 )
 KINDS = ["hello", "rank", "reading", "step", "oom", "exception", "bye", "peak", "gap", "model", "x"]
 FIELDS = [
-    "t",
-    "step",
-    "identity",
-    "rank",
-    "peak_allocated_bytes",
-    "low_allocated_bytes",
-    "rss_bytes",
-    "loss",
-    "phase",
-    "peak_rss_bytes",
-    "steps",
-    "is_oom",
-    "message",
-    "lost",
-    "device_free_bytes",
-    "device_total_bytes",
-    "pid",
+    *(
+        "t",
+        "step",
+        "identity",
+        "rank",
+        "peak_allocated_bytes",
+        "low_allocated_bytes",
+        "rss_bytes",
+        "loss",
+        "phase",
+    ),
+    *(
+        "peak_rss_bytes",
+        "steps",
+        "is_oom",
+        "message",
+        "lost",
+        "device_free_bytes",
+        "device_total_bytes",
+        "pid",
+    ),
 ]
 records = st.fixed_dictionaries({"k": st.sampled_from(KINDS)}, optional=dict.fromkeys(FIELDS, values))
 
