@@ -1,4 +1,4 @@
-"""What was seen from outside the job: host memory, cgroup, loader workers, processes on the GPUs, earlier predictions."""
+"""What was seen from outside the job: host memory, cgroup, loader workers, GPU processes, earlier predictions."""
 
 from __future__ import annotations
 

@@ -35,10 +35,6 @@ def share(part: float | None, whole: float | None) -> float:
     return part / whole if part is not None and whole else 0.0
 
 
-def fact(text: str, source: str, value: object = None) -> Fact:
-    return Fact(text, source, value)
-
-
 def size(count: float | None) -> str:
     return "?" if count is None else format_bytes(count)
 
@@ -106,11 +102,6 @@ def activations(e: Evidence) -> int | None:
     if e.model is None or e.model.static_bytes is None or e.allocated is None:
         return None
     return max(0, e.allocated - e.model.static_bytes)
-
-
-def largest(groups: tuple[LiveGroup, ...], category: str | None = None) -> LiveGroup | None:
-    chosen = [group for group in groups if category is None or group.category == category]
-    return max(chosen, key=lambda group: group.bytes, default=None)
 
 
 def group_fact(group: LiveGroup) -> Fact:

@@ -307,3 +307,31 @@ def test_any_cut_is_read(length):
 @settings(max_examples=60, deadline=None)
 def test_any_bytes_are_read(data):
     scan_text(data.decode("latin-1"))
+
+
+def test_a_frame_without_source_and_an_impossible_date():
+    text = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n  File "b.py", line 2, in g\n    h()\n'
+        "2026-99-99 10:00:00 " + NEW
+    )
+    m = one(text)
+    assert [f.source for f in m.frames] == ["", "h()"]
+    assert m.time_s is None
+    assert one("E0325 20:57:27.620000 99 " + NEW).time_s == pytest.approx((3 * 31 + 25) * 86400 + 75447.62)
+
+
+def test_the_richer_echo_is_kept():
+    swallowed = "UserWarning: Failed to clone() tensor x. " + NEW.replace("torch.OutOfMemoryError: ", "")
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
+    m = one(f"{swallowed}\n{trace}{NEW}")
+    assert not m.is_warning
+    assert len(m.frames) == 1
+    killed = one(
+        "Signal 9 (SIGKILL) received by PID 5\nfailed (exitcode: -9) local_rank: 0 (pid: 5) of binary: p"
+    )
+    assert (killed.kind, killed.exitcode) == ("elastic_sigkill", -9)
+
+
+def test_local_ranks_make_streams_too():
+    m = one(f"[default1]: {NEW[:100]}\n[default1]: {NEW[100:]}")
+    assert (m.local_rank, m.allocated_bytes) == (1, 20 * GIB)

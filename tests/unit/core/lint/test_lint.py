@@ -244,3 +244,26 @@ def test_features(line, name):
 
 def test_speaking_of_a_setting_is_not_setting_it():
     assert features('"""Try expandable_segments:True."""') == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "losses.append({'loss': loss})",
+        "losses.append(1 + loss)",
+        "losses.append([loss, step])",
+    ],
+)
+def test_losses_inside_something_else(line):
+    assert in_loop(line) == ["graph-append"]
+
+
+@pytest.mark.parametrize(
+    "line", ["total = total - loss", "names.append(f(x, y))", "losses.append(torch.stack(a, b))"]
+)
+def test_what_only_looks_alike(line):
+    assert in_loop(line) == []
+
+
+def test_nccl_named_elsewhere():
+    assert rules("backend = 'nccl'\nfoo.init_process_group(backend)\n") == ["no-set-device"]

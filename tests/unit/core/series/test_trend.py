@@ -93,3 +93,9 @@ def test_correlation():
     assert correlation([1, 2, 3, 4], [8, 6, 4, 2]) == pytest.approx(-1)
     assert correlation([1, 1, 1, 1], [1, 2, 3, 4]) is None
     assert correlation([1, 2], [1, 2]) is None
+
+
+def test_two_points_have_an_infinite_interval():
+    from oomscope.core.series.trend import _fit
+
+    assert _fit([0.0, 1.0], [0.0, 2.0])[:2] == (2.0, float("inf"))
