@@ -101,12 +101,8 @@ class History:
         wrong |= (code == OOM) & ((size <= 0) | (size >= _ADDRESS_END))
         if wrong.any():
             return int(np.argmax(wrong))
-        for segment in self.segments:
-            for block in segment.blocks:
-                if not (0 <= block.address < _ADDRESS_END and 0 < block.size < _ADDRESS_END):
-                    return len(self)
-                if block.live and not 0 < block.requested <= _ADDRESS_END:
-                    return len(self)
+        if not all(_is_possible(segment) for segment in self.segments):
+            return len(self)
         return None
 
     def describe(self, row: int) -> str:
@@ -116,6 +112,20 @@ class History:
         name = action_name(self.action[row])
         where = "" if self.action[row] == OOM else f" at {self.address[row]:#x}"
         return f"{name}{where}, {self.size[row]} bytes, stream {self.stream[row]}"
+
+
+def _is_possible(segment: FinalSegment) -> bool:
+    """Whether blocks lie side by side in a segment that a device can have."""
+    position = segment.address
+    for block in segment.blocks:
+        if (
+            block.address != position
+            or block.size <= 0
+            or (block.live and not 0 < block.requested <= block.size)
+        ):
+            return False
+        position += block.size
+    return 0 <= segment.address < position <= _ADDRESS_END and position == segment.address + segment.size
 
 
 def read_history(snapshot: Snapshot, device: DeviceSnapshot, *, start: int = 0) -> History:

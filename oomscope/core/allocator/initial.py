@@ -159,11 +159,11 @@ class InitialAllocator:
             self._placed += 1
             if address > position:
                 parts.append((position, address - position, None))
-            elif address < position:
-                self.ambiguities[OVERLAP] += 1
-                continue
             live = self.state.live[address]
             size = live.size or self._size_of(live, owner, start, limit, end, expandable)
+            if address + size > limit:
+                self.ambiguities[OVERLAP] += 1
+                size = limit - address
             parts.append((address, size, live))
             position = address + size
         if position < end:
@@ -177,8 +177,7 @@ class InitialAllocator:
         size = self.config.round_size(max(live.requested, 1))
         gap = limit - (live.address + size)
         if gap < 0:
-            self.ambiguities[OVERLAP] += 1
-            return limit - live.address
+            return size
         if owner.small or gap == 0 or (expandable and self.config.expandable_segments):
             return size
         if not expandable and size >= self.config.max_split_size:

@@ -150,7 +150,7 @@ def at_oom(
     ooms = [number for number, action in enumerate(history.action) if action == OOM]
     if checked.replay is None or not ooms or (row is not None and row not in ooms):
         return None
-    if not checked.exact and (checked.replay.divergence is None or checked.replay.matched <= ooms[-1]):
+    if not checked.exact and (checked.replay.problems or checked.replay.matched <= ooms[-1]):
         return None
     row = ooms[-1] if row is None else row
     before = Replayer(history, checked.config, stop=row).run()

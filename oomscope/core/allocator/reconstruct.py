@@ -28,6 +28,9 @@ from oomscope.core.allocator.history import (
 from oomscope.core.allocator.model import DEFAULT_POOL
 from oomscope.core.allocator.model_config import SMALL_BUFFER
 
+#: The problem that makes a replay pointless.
+OVERLAPPING = "segments overlap"
+
 
 @dataclass(slots=True)
 class InitialBlock:
@@ -70,6 +73,15 @@ class InitialState:
     def reserved_bytes(self) -> int:
         return sum(segment.size for segment in self.segments.values()) + self.mapped.total
 
+    def memory(self) -> Intervals:
+        """All ranges with memory; segments that overlap are a problem."""
+        memory = self.mapped.copy()
+        for address, segment in self.segments.items():
+            if memory.overlaps(address, address + segment.size):
+                self.problems[OVERLAPPING] += 1
+            memory.add(address, address + segment.size)
+        return memory
+
 
 class Intervals:
     """Disjoint, sorted, coalesced address ranges."""
@@ -97,6 +109,18 @@ class Intervals:
         self.starts[index : index + 1] = [part[0] for part in kept]
         self.ends[index : index + 1] = [part[1] for part in kept]
         return True
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether a part of the range is in one of these."""
+        index = bisect_right(self.starts, start) - 1
+        if index >= 0 and self.ends[index] > start:
+            return True
+        return index + 1 < len(self.starts) and self.starts[index + 1] < end
+
+    def copy(self) -> Intervals:
+        twin = Intervals()
+        twin.starts, twin.ends = self.starts[:], self.ends[:]
+        return twin
 
     @property
     def total(self) -> int:

@@ -28,7 +28,7 @@ from oomscope.core.allocator.operations import (
     read_operations,
 )
 from oomscope.core.allocator.pools import PoolFinder
-from oomscope.core.allocator.reconstruct import InitialState, reconstruct
+from oomscope.core.allocator.reconstruct import OVERLAPPING, InitialState, reconstruct
 from oomscope.core.allocator.replay_driver import Diverged, RecordedDriver, ReplayedAllocator
 from oomscope.core.allocator.reservations import Reservations
 
@@ -131,7 +131,7 @@ class Replayer:
         self.stop = len(history) if stop is None else stop
         self._pools = PoolFinder(history)
         self.reservations = Reservations(history, self.state, config, self._pools)
-        driver = RecordedDriver(history, self.reservations)
+        driver = RecordedDriver(history, self.reservations, self.state.memory())
         self.allocator = ReplayedAllocator(config, driver)
         builder = InitialAllocator(
             history,
@@ -159,6 +159,8 @@ class Replayer:
         """Replay to the end, trying other readings of ambiguous rows where the model diverges."""
         if self.ambiguities[OVERLAP]:
             return self._result(Diverged(0, "blocks older than the history overlap under these settings"))
+        if self.problems[OVERLAPPING]:
+            return self._result(Diverged(0, "segments that do not overlap"))
         points: list[_Point] = []
         index, tries = 0, 0
         budget = MAX_REPEATED_ROWS + 2 * len(self.history)
@@ -259,6 +261,7 @@ class Replayer:
         """The allocator as it is now, free to go another way."""
         twin = copy_allocator(self.allocator)
         twin.driver.reserved = self.allocator.driver.reserved.copy()
+        twin.driver.memory = self.allocator.driver.memory.copy()
         return twin
 
     def _come_back(self, points: list[_Point]) -> _Point | None:
@@ -381,22 +384,11 @@ def _state(live: bool, pending: bool) -> str:
     return "pending free" if pending else "allocated" if live else "free"
 
 
-def replay(
-    history: History,
-    config: AllocatorConfig,
-    *,
-    stop: int | None = None,
-    state: InitialState | None = None,
-    operations: Operations | None = None,
-    max_readings: int = MAX_READINGS,
-) -> Replay:
+def replay(history: History, config: AllocatorConfig) -> Replay:
     """Replay `history` under `config`; see `Replayer`. Damaged histories get a result, too."""
     row = history.first_impossible()
     if row is None:
-        replayer = Replayer(
-            history, config, state=state, operations=operations, stop=stop, max_readings=max_readings
-        )
-        return replayer.run()
+        return Replayer(history, config).run()
     nothing = History(history.device, [], [], [], [], [], None, [], frozenset())
     result = Replayer(nothing, config).run()
     result.rows, result.exact = len(history), False

@@ -19,6 +19,7 @@ from oomscope.core.allocator.history import (
 from oomscope.core.allocator.model import CachingAllocator, VirtualDriver
 from oomscope.core.allocator.model_blocks import FreeList, Pool
 from oomscope.core.allocator.model_config import AllocatorConfig
+from oomscope.core.allocator.reconstruct import Intervals
 from oomscope.core.allocator.reservations import Reservations
 
 #: Where a reservation is put that no row ever shows.
@@ -37,7 +38,7 @@ class Diverged(Exception):  # noqa: N818  # a result, not an error
 class RecordedDriver(VirtualDriver):
     """Answers from the rows of the operation under way."""
 
-    def __init__(self, history: History, reservations: Reservations) -> None:
+    def __init__(self, history: History, reservations: Reservations, memory: Intervals) -> None:
         super().__init__(None, total_bytes=reservations.total_bytes)
         self.history = history
         self.reservations = reservations
@@ -51,6 +52,8 @@ class RecordedDriver(VirtualDriver):
         self.refused_at: int | None = None
         """Least that was reserved or asked for when the driver refused: an upper bound of the capacity."""
         self.reserved_bytes = 0
+        self.memory = memory
+        """Ranges that hold memory now."""
         self.reserved: set[int] = set()
         """Bases of the reservations that exist."""
         self._nowhere = _NOWHERE
@@ -90,6 +93,18 @@ class RecordedDriver(VirtualDriver):
             raise Diverged(row, f"{words} at {address:#x}, {size} bytes")
         self.position += 1
 
+    def _add_memory(self, row: int, address: int, size: int) -> None:
+        """The driver gave memory at a place, as the row says.
+
+        Raises:
+            Diverged: there is memory already.
+        """
+        if self.memory.overlaps(address, address + size):
+            raise Diverged(row, "memory elsewhere: that range is in use")
+        self.memory.add(address, address + size)
+        self.position += 1
+        self.reserved_bytes += size
+
     def _refuse(self, size: int) -> None:
         """Note that `size` bytes more did not fit."""
         bound = self.reserved_bytes + size
@@ -101,8 +116,7 @@ class RecordedDriver(VirtualDriver):
             row = self.expected[self.position]
             if self.history.size[row] != size:
                 raise Diverged(row, f"segment_alloc of {size} bytes")
-            self.position += 1
-            self.reserved_bytes += size
+            self._add_memory(row, self.history.address[row], size)
             return self.history.address[row]
         if self._next == SEGMENT_MAP:
             raise Diverged(self.expected[self.position], f"segment_alloc of {size} bytes")
@@ -114,6 +128,7 @@ class RecordedDriver(VirtualDriver):
     def free(self, address: int, size: int) -> None:
         self._take(SEGMENT_FREE, address, size, "segment_free")
         self.reserved_bytes -= size
+        self.memory.remove(address, address + size)
 
     def reserve(self, size: int, owner: FreeList | None = None) -> int:
         """The place of the next reservation of this kind that appears; a made-up one when none does."""
@@ -134,8 +149,7 @@ class RecordedDriver(VirtualDriver):
             row = self.expected[self.position]
             if self.history.address[row] != address or self.history.size[row] != size:
                 raise Diverged(row, f"segment_map at {address:#x}, {size} bytes")
-            self.position += 1
-            self.reserved_bytes += size
+            self._add_memory(row, address, size)
             return True
         if self._next == SEGMENT_ALLOC:
             raise Diverged(self.expected[self.position], f"segment_map at {address:#x}, {size} bytes")
@@ -147,6 +161,7 @@ class RecordedDriver(VirtualDriver):
     def unmap(self, address: int, size: int) -> None:
         self._take(SEGMENT_UNMAP, address, size, "segment_unmap")
         self.reserved_bytes -= size
+        self.memory.remove(address, address + size)
 
     def completed(self) -> int | None:
         """Address of the free that completes next, if that is the next row."""

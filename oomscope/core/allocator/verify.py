@@ -23,7 +23,7 @@ from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.allocator.model_config import TIEBREAKS, UNLIMITED
 from oomscope.core.allocator.operations import read_operations
 from oomscope.core.allocator.reconstruct import reconstruct
-from oomscope.core.allocator.replay import MAX_READINGS, Replay, replay
+from oomscope.core.allocator.replay import MAX_READINGS, Replay, Replayer, replay
 from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 
 #: Readings tried under settings that are only guessed.
@@ -149,13 +149,14 @@ def _best(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Re
     operations = read_operations(history, free_requests_recorded=state.free_requests_recorded)
     best: Replay | None = None
     for number, candidate in enumerate(_candidates(snapshot, history, recorded)):
-        found = replay(
+        replayer = Replayer(
             history,
             candidate,
             state=state,
             operations=operations,
             max_readings=MAX_READINGS if number < 3 else _READINGS_OF_A_GUESS,
         )
+        found = replayer.run()
         if best is None or found.exact or found.matched > best.matched:
             best = found
         if found.exact or found.problems:
