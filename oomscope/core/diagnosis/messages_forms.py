@@ -190,6 +190,7 @@ FORMS: tuple[Form, ...] = (
         r"Currentplatformcan(?:NOT|not)allocatememoryblockwithsizelargerthan\w+!?Triedtoallocate",
         _allocator,
     ),
+    _form("xpu_oom", r"(?:UR_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES|HOST_MEMORY)"),
     _form("mps_oom", r"MPSbackendoutofmemory", _mps),
     _form("cuda_oom", r"Allocationondevice\d+wouldexceedallowedmemory", _async_allocator),
     _form("cuda_oom", _RAISED + r"Allocationondevice", _async_allocator),
@@ -214,7 +215,7 @@ FORMS: tuple[Form, ...] = (
     _form("host_alloc", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
     _form(
         "cudnn_maybe_oom",
-        r"CUDNN_STATUS_NOT_INITIALIZED|UnabletofindavalidcuDNNalgorithm|FINDwasunabletofindanengine",
+        r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR(?!_)|UnabletofindavalidcuDNNalgorithm|FINDwasunabletofindanengine",
     ),
     _form(
         "cusolver_alloc",
@@ -244,7 +245,10 @@ FORMS: tuple[Form, ...] = (
         "shm",
         r"Nospaceleftondevice.{0,40}?/dev/shm|/dev/shm/\S{1,80}?Nospaceleftondevice|unabletoopensharedmemoryobject</torch_\S{1,120}?Nospaceleftondevice",
     ),
-    _form("shm", r"unabletowritetofile</torch_|creatingsharedmemorysegment/dev/shm/nccl"),
+    _form(
+        "shm",
+        r"insufficientsharedmemory\(shm\)|unabletowritetofile</torch_|creatingsharedmemorysegment/dev/shm/nccl",
+    ),
     _form(
         "host_alloc",
         r"OSError:\[Errno12\]Cannotallocatememory|unabletommap\d+bytesfromfile\S{1,120}?Cannotallocatememory|std::bad_alloc",
