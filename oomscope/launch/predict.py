@@ -223,7 +223,7 @@ class _Prediction:
     def _is_ruled_out(self, fix: Fix) -> bool:
         """A fix whose formula says that it saves nothing at this peak needs no run to be called ineffective."""
         band = fix.band(self.facts)
-        if band is None or band.high > 0:
+        if band is None or band.low != 0 or band.high != 0:
             return False
         peak = self.baseline.peak_reserved_bytes or 0
         self.outcomes[(fix.id,)] = dataclasses.replace(
@@ -287,6 +287,7 @@ class _Prediction:
             peak_phase=peak.get("phase"),
             composition=composition(peak),
             fits=span.fits,
+            tight=bool(span.fits and self.capacity is not None and high > self.capacity),
             time_factor=factor,
             refused=refused,
             basis=f"{SIMULATED}, {raw.steps} steps",

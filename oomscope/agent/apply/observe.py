@@ -10,6 +10,7 @@ import atexit
 import functools
 import os
 import sys
+from importlib.util import find_spec
 from typing import Any, Callable
 
 import torch
@@ -180,6 +181,7 @@ class _Observer:
         facts["batch_varies"] = len(self.sizes) > 1
         facts["frameworks"] = [name for name in _FRAMEWORKS if name in sys.modules]
         facts["knobs"] = self.knobs
+        facts["eight_bit_library"] = any(find_spec(name) for name in ("torchao", "bitsandbytes"))
         facts["alloc_conf"] = next((os.environ[v] for v in _ALLOCATOR_VARIABLES if os.environ.get(v)), "")
         facts["torch_version"] = [int(part) for part in torch.__version__.split(".")[:2]]
         self.runtime.emit({"k": "observed", **facts})

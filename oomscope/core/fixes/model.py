@@ -114,6 +114,8 @@ class JobFacts:
     vocabulary: int = 0
     fusable_head: bool = False
     """That input came straight from a Linear layer."""
+    eight_bit_library: bool = False
+    """torchao or bitsandbytes can be imported by the job."""
     batch_size: int | None = None
     batch_varies: bool = False
     eval_with_grad: int = 0
@@ -230,6 +232,13 @@ def merge_runtime(plans: Iterable[Plan]) -> dict[str, Mapping[str, Any]]:
         for fix, options in plan.runtime.items():
             merged[fix] = {**merged.get(fix, {}), **options}
     return merged
+
+
+def no_activations(facts: JobFacts) -> Band | None:
+    """A band of nothing when the peak lies where no activation is alive, else None."""
+    if facts.peak_phase == "optimizer":
+        return Band(0, 0, "the peak is in the optimizer step, where no activation is alive")
+    return None
 
 
 def no_band(facts: JobFacts) -> Band | None:

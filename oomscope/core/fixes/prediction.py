@@ -31,6 +31,8 @@ class Outcome:
     """Category -> bytes at the peak."""
     fits: bool | None = None
     """Whether the recorded requests can be served by the real capacity."""
+    tight: bool = False
+    """It fits, but the upper end of the interval does not."""
     time_factor: float = 1.0
     refused: Mapping[str, str] = field(default_factory=dict)
     """Fix id -> why the job could not take it."""

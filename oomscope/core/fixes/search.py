@@ -88,34 +88,38 @@ def search(
     cures = [fix for fix in ranked if fix.how == (How.SOURCE,)]
     if cures:
         known.update((yield [(fix.id,) for fix in cures]))
-        if baseline.fits is False and any(_fits(outcome) for outcome in known.values()):
+        if baseline.fits is False and any(_is_enough(outcome) for outcome in known.values()):
             return _cheapest(known, fixes)
         ranked = [fix for fix in ranked if fix not in cures]
     free = [fix for fix in ranked if not fix.runs]
     if free:
         known.update((yield [(fix.id,) for fix in free]))
-    if baseline.fits is False and any(_fits(known.get((fix.id,))) for fix in free if fix.risk is Risk.NONE):
+    if baseline.fits is False and any(
+        _is_enough(known.get((fix.id,))) for fix in free if fix.risk is Risk.NONE
+    ):
         # A setting of the allocator is enough: nothing that changes the program needs to be tried.
         return _cheapest(known, fixes)
     cheap = [fix for fix in ranked if fix.runs and _is_cheap(fix)]
     known.update((yield [(fix.id,) for fix in cheap]))
-    dear = [fix for fix in ranked if fix.runs and not _is_cheap(fix)]
-    if dear and not any(_fits(outcome) for outcome in known.values()):
+    dear = sorted(
+        (fix for fix in ranked if fix.runs and not _is_cheap(fix)), key=lambda fix: fix.id not in STATIC_FIXES
+    )
+    if dear and not any(_is_enough(outcome) for outcome in known.values()):
         # Slow fixes and those that change the training are looked at only when nothing else is enough.
         known.update((yield [(fix.id,) for fix in dear]))
     effective = [fix for fix in sorted(candidates, key=order) if _helps(known.get((fix.id,)), baseline)]
     if below_floor and not any(fix.id in STATIC_FIXES for fix in effective):
         return Found((), None)
     safe = [fix for fix in effective if fix.risk in _RECOMMENDED]
-    if not any(_fits(known.get((fix.id,))) for fix in safe):
+    if not any(_is_enough(known.get((fix.id,))) for fix in safe):
         for queue in (safe, effective):
             yield from _accumulate(queue, fixes, known, max_rounds)
-            if any(_fits(outcome) for outcome in known.values()):
+            if any(_is_enough(outcome) for outcome in known.values()):
                 break
     fitting = [plan for plan in known.values() if _fits(plan) and _helps(plan, baseline)]
     fitting.sort(key=lambda outcome: cost(outcome.fixes, fixes))
     allowed = [plan for plan in fitting if all(fixes[each].risk in _RECOMMENDED for each in plan.fixes)]
-    return Found(_with_best(fitting, known), allowed[0] if allowed else None)
+    return Found(_with_best(fitting, known), min(allowed, key=lambda plan: plan.tight, default=None))
 
 
 def _accumulate(
@@ -141,7 +145,7 @@ def _accumulate(
         if peak is not None and after > (1 - EFFECTIVE_SHARE) * peak:
             continue
         plan, peak = trial, after
-        if outcome.fits:
+        if _is_enough(outcome):
             break
 
 
@@ -150,7 +154,7 @@ def _cheapest(known: Mapping[Combination, Outcome], fixes: Mapping[str, Fix]) ->
     fitting = sorted(
         (plan for plan in known.values() if _fits(plan)), key=lambda plan: cost(plan.fixes, fixes)
     )
-    return Found(tuple(fitting), fitting[0])
+    return Found(tuple(fitting), min(fitting, key=lambda plan: plan.tight))
 
 
 def _is_cheap(fix: Fix) -> bool:
@@ -177,3 +181,8 @@ def _helps(outcome: Outcome | None, baseline: Outcome) -> bool:
 
 def _fits(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.known and bool(outcome.fits)
+
+
+def _is_enough(outcome: Outcome | None) -> bool:
+    """Whether the search may stop: it fits, and still does at the upper end of the interval."""
+    return outcome is not None and _fits(outcome) and not outcome.tight

@@ -79,17 +79,11 @@ def test_a_refused_fix_cannot_be_launched(failed_job, predicted):
         launch_changes(["expandable"], None, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
 
 
+SMALL = ("--iterations", "2", "--batch-size", "8")
+
+
 def truth(fixes):
-    command = [
-        sys.executable,
-        str(HERE / "truth.py"),
-        fixes,
-        str(HERE / "gpt.py"),
-        "--device",
-        "cpu",
-        "--iterations",
-        "2",
-    ]
+    command = [sys.executable, str(HERE / "truth.py"), fixes, str(HERE / "gpt.py"), "--device", "cpu", *SMALL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -97,7 +91,7 @@ def truth(fixes):
 @pytest.fixture(scope="module")
 def small_job(tmp_path_factory, start_job):
     folder = tmp_path_factory.mktemp("small")
-    job = start_job(folder, [str(HERE / "gpt.py"), "--iterations", "2", "--batch-size", "8"], "8GiB")
+    job = start_job(folder, [str(HERE / "gpt.py"), *SMALL], "8GiB")
     assert job.result.exit_code == 0
     return job
 
@@ -109,7 +103,7 @@ def test_live_bytes_are_those_of_the_profiler(fixes, share, small_job):
     """The same fix on the same model: simulated CUDA against real allocations on the CPU."""
     real = truth(fixes)
     assert all(state == "applied" for state in real["states"].values())
-    simulated = small_job.rerun([each for each in fixes.split(",") if each], "--iterations", "2")
+    simulated = small_job.rerun([each for each in fixes.split(",") if each])
     live = simulated.ranks[0].peak_allocated_bytes - WORKSPACES
     assert abs(live - real["peak"]) <= share * real["peak"], (live / MIB, real["peak"] / MIB)
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Knob, Plan, Risk, no, yes
+from oomscope.core.fixes.model import (
+    Applicable,
+    Band,
+    Fix,
+    How,
+    JobFacts,
+    Knob,
+    Plan,
+    Risk,
+    no,
+    no_activations,
+    yes,
+)
 
 _CHUNKS = 4
 
@@ -24,9 +36,9 @@ def _chunks(facts: JobFacts) -> Applicable:
 
 
 def _chunks_band(facts: JobFacts) -> Band | None:
-    saved = facts.saved_bytes
-    if saved is None:
-        return None
+    nothing, saved = no_activations(facts), facts.saved_bytes
+    if nothing or saved is None:
+        return nothing
     body = max(0, saved - facts.logits_bytes)
     share = 1 - 1 / _CHUNKS
     return Band(

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk, no, yes
+from oomscope.core.fixes.model import (
+    Applicable,
+    Band,
+    Fix,
+    How,
+    JobFacts,
+    Plan,
+    Risk,
+    no,
+    no_activations,
+    yes,
+)
 
 #: Narrower output layers are left alone. Also the default of the run-time side.
 _MIN_VOCABULARY = 4096
@@ -26,8 +37,9 @@ def _fused(facts: JobFacts) -> Applicable:
 
 
 def _band(facts: JobFacts) -> Band | None:
-    if not facts.logits_bytes:
-        return None
+    nothing = no_activations(facts)
+    if nothing or not facts.logits_bytes:
+        return nothing
     return Band(int(1.7 * facts.logits_bytes), 4 * facts.logits_bytes, "1.7 to 4 times the logits")
 
 

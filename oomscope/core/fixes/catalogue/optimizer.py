@@ -93,6 +93,8 @@ def _eight_bit(facts: JobFacts) -> Applicable:
         return no(
             f"only Adam and AdamW have 8-bit twins; the script uses {facts.optimizer or 'another optimizer'}"
         )
+    if facts.observed and not facts.eight_bit_library:
+        return no("neither torchao nor bitsandbytes is installed")
     return yes("two float32 states of each parameter become 8 bit")
 
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk, no, yes
+from oomscope.core.fixes.model import (
+    Applicable,
+    Band,
+    Fix,
+    How,
+    JobFacts,
+    Plan,
+    Risk,
+    no,
+    no_activations,
+    yes,
+)
 
 #: First compute capability with bfloat16 arithmetic (Ampere).
 _BF16_CAPABILITY = (8, 0)
@@ -24,9 +35,9 @@ def _bf16(facts: JobFacts) -> Applicable:
 
 def _band(facts: JobFacts) -> Band | None:
     """A quarter to a half of the activations but the logits; 16-bit copies of the weights cost."""
-    saved = facts.saved_bytes
-    if saved is None:
-        return None
+    nothing, saved = no_activations(facts), facts.saved_bytes
+    if nothing or saved is None:
+        return nothing
     body = max(0, saved - facts.logits_bytes)
     copy = (facts.parameters_bytes or 0) // 2
     return Band(

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan, Risk, no, yes
+from oomscope.core.fixes.model import (
+    Applicable,
+    Band,
+    Fix,
+    How,
+    JobFacts,
+    Plan,
+    Risk,
+    no,
+    no_activations,
+    yes,
+)
 
 _FAMILY = frozenset({"ckpt", "ckpt-selective", "ckpt-half", "offload-activations", "knob-ckpt"})
 
@@ -28,8 +39,9 @@ def _selective(facts: JobFacts) -> Applicable:
 
 def _checkpoint_band(facts: JobFacts) -> Band | None:
     """Blocks keep only their input; one at a time is whole again during backward."""
-    if not facts.block_groups or not any(group.saved_bytes_each for group in facts.block_groups):
-        return None
+    nothing = no_activations(facts)
+    if nothing or not facts.block_groups or not any(group.saved_bytes_each for group in facts.block_groups):
+        return nothing
     total = sum(g.count * (g.saved_bytes_each - g.input_bytes_each) for g in facts.block_groups)
     largest = max(group.saved_bytes_each for group in facts.block_groups)
     return Band(total - largest, total, "what the blocks keep for backward, less their inputs and one block")
@@ -37,7 +49,9 @@ def _checkpoint_band(facts: JobFacts) -> Band | None:
 
 def _half_band(facts: JobFacts) -> Band | None:
     whole = _checkpoint_band(facts)
-    return whole and Band(whole.low // 2, whole.high // 2, "half of the blocks")
+    if whole is None or not whole.high:
+        return whole
+    return Band(whole.low // 2, whole.high // 2, "half of the blocks")
 
 
 def _where(facts: JobFacts) -> str:
@@ -79,7 +93,7 @@ CKPT_SELECTIVE = Fix(
     time_factor=1.11,
     conflicts=_FAMILY - {"ckpt-selective"},
     test=_selective,
-    band=lambda facts: None,
+    band=no_activations,
     make=_plan("ckpt-selective", "recompute all but products and attention in"),
     verify="losses and buffers are equal",
 )

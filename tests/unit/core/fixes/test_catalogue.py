@@ -32,6 +32,7 @@ JOB = JobFacts(
     batch_size=16,
     ddp=True,
     observed=True,
+    eight_bit_library=True,
     zero_grad_keeps=True,
     eval_with_grad=3,
     batch_varies=True,

@@ -117,3 +117,20 @@ def test_without_candidates_there_is_no_plan():
         found = stop.value
     assert found.plans == ()
     assert found.recommended is None
+
+
+def test_a_plan_with_room_to_spare_is_preferred_to_one_that_only_just_fits():
+    fixes = [get("bucket-view"), get("optim-fused")]
+    steps = search(fixes, Outcome((), 100, fits=False))
+    wanted = next(steps)
+    try:
+        while True:
+            answer = {}
+            for ids in wanted:
+                size = {1: 79, 2: 60}[len(ids)]
+                answer[ids] = Outcome(ids, size, fits=size < 80, tight=78 < size < 80)
+            wanted = steps.send(answer)
+    except StopIteration as stop:
+        found = stop.value
+    assert found.recommended.fixes == ("bucket-view", "optim-fused")
+    assert ("bucket-view",) in [plan.fixes for plan in found.plans], "what just fits is listed all the same"
