@@ -45,6 +45,17 @@ def screen_text(app: OomscopeApp) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
+async def settled_text(pilot: Pilot[str]) -> str:
+    """The screen's text once it no longer changes: scroll bars follow a layout one refresh later."""
+    before, text = "", screen_text(pilot.app)
+    for _ in range(40):
+        await pilot.pause(0.03)
+        before, text = text, screen_text(pilot.app)
+        if before == text:
+            break
+    return text
+
+
 @asynccontextmanager
 async def _opened(
     session: Session | None, *, size: tuple[int, int] = (80, 24), **options: Any
@@ -68,6 +79,11 @@ def opened() -> Opener:
 def sessions() -> Any:
     """The module that records sessions."""
     return recorded
+
+
+@pytest.fixture
+def settled() -> Callable[..., Any]:
+    return settled_text
 
 
 @pytest.fixture

@@ -62,13 +62,13 @@ def check(name: str, text: str) -> None:
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", SCREENS)
 async def test_screen(
-    name: str, size: tuple[int, int], home: Path, opened: Any, sessions: Any, text_of: Callable[..., str]
+    name: str, size: tuple[int, int], home: Path, opened: Any, sessions: Any, settled: Callable[..., Any]
 ) -> None:
     record, screen, keys = SCREENS[name]
     async with opened(getattr(sessions, record)(home), size=size, start=screen) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
-        check(f"{name}-{size[0]}x{size[1]}", text_of(pilot.app))
+        check(f"{name}-{size[0]}x{size[1]}", await settled(pilot))
 
 
 @pytest.mark.parametrize("name", ["live", "oom", "fixes-ticked", "compare", "help", "quit"])
@@ -77,7 +77,7 @@ async def test_screen_without_colour(
     home: Path,
     opened: Any,
     sessions: Any,
-    text_of: Callable[..., str],
+    settled: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same text, whole-cell patterns, and not one colour in what is sent to the terminal."""
@@ -86,7 +86,7 @@ async def test_screen_without_colour(
     async with opened(getattr(sessions, record)(home), start=screen) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
-        text = text_of(pilot.app)
+        text = await settled(pilot)
         check(f"{name}-80x24-no-colour", text)
         if name == "live":
             assert not set(text) & set("▁▂▃▄▅▆▇"), "fractional blocks cannot be told apart without colour"
@@ -99,6 +99,6 @@ async def test_screen_without_colour(
                 assert style is None or style.bgcolor is None or style.bgcolor.is_default
 
 
-async def test_many_ranks(home: Path, opened: Any, sessions: Any, text_of: Callable[..., str]) -> None:
+async def test_many_ranks(home: Path, opened: Any, sessions: Any, settled: Callable[..., Any]) -> None:
     async with opened(sessions.eight_ranks(home, ranks=64, steps=40), size=(120, 36)) as pilot:
-        check("live-64-ranks-120x36", text_of(pilot.app))
+        check("live-64-ranks-120x36", await settled(pilot))
