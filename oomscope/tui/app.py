@@ -26,6 +26,7 @@ from textual.worker import get_current_worker
 from oomscope.errors import OomscopeError
 from oomscope.store.session import Session
 from oomscope.tui import actions, themes
+from oomscope.tui.ascii import AsciiFilter, wants_ascii
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.views.session import SessionModel
 
@@ -92,6 +93,8 @@ class OomscopeApp(App[str], inherit_bindings=False):
         """
         self.is_mono = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if self.is_mono else None)
+        if wants_ascii():
+            self._filters.append(AsciiFilter())
         for theme in themes.THEMES:
             self.register_theme(theme)
         self.theme = themes.MONO if self.is_mono else themes.DARK

@@ -485,6 +485,20 @@ async def test_torn_json_is_reported_and_survived(
         assert any("fixes.json" in problem for problem in pilot.app.frame.problems)
 
 
+async def test_terminal_without_unicode_gets_ascii(
+    home: Path, opened: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OOMSCOPE_ASCII", "1")
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        background = pilot.app.ansi_theme_dark.background_color
+        for strip in pilot.app.screen._compositor.render_strips():
+            shown = "".join(
+                segment.text for segment in strip.apply_filter(pilot.app._filters[-1], background)
+            )
+            assert shown.isascii()
+            assert "?" not in shown.replace(" ? ", "").replace(" ?  ", "").replace("leak?", "")
+
+
 # -- sessions ------------------------------------------------------------------------------------
 
 

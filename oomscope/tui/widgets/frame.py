@@ -196,7 +196,7 @@ class TooSmall(Widget):
         colours = palette(self.app.theme, base)
         text = (
             f"oomscope needs {MINIMUM[0]}x{MINIMUM[1]}; this terminal is {width}x{height}. "
-            "Enlarge it, or press q and use --plain."
+            "Enlarge it, or press q and use --ui never."
         )
         lines = wrap(text, max(1, width))
         return to_strip([(lines[y], "bold")] if y < len(lines) else [], width, colours)
