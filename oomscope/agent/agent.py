@@ -16,6 +16,7 @@ from ..protocol import env as variables
 from ..protocol import layout
 from ..protocol.records import Identity
 from . import exceptions, guard, identity
+from .dynamo import keep_out
 from .guard import guarded
 from .introduction import hello
 from .patching import AfterImport, Patches
@@ -108,6 +109,7 @@ class Agent:
         if self.is_detailed:
             self._arm_modules()
         self._arm_checkpoints()
+        keep_out(self.after_import)
         self._arm_group()
         hear_spawned_ranks(self.patches, self.after_import, self.exceptions)
         self._arm_cuda()

@@ -141,3 +141,28 @@ def test_a_broken_sitecustomize_is_reported_as_python_reports_it(launch, tmp_pat
     assert run.output() == alone.stdout == "goes on\n"
     assert run.output("stderr") == alone.stderr
     assert run.of("hello")
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounter
+counter = CompileCounter()
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled, step = torch.compile(model, backend=counter), torch.compile(optimizer.step, backend="eager")
+for _ in range(3):
+    compiled(torch.ones(2, 8)).sum().backward()
+    step()
+    optimizer.zero_grad()
+print(counter.frame_count, counter.op_count)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_models_have_the_same_graphs_and_no_more_warnings(launch, script_path, environment):
+    run = launch(COMPILED, detail=True)
+    alone = plain(script_path, environment)
+    assert run.output() == alone.stdout == "1 3\n"
+    assert len(run.output("stderr").splitlines()) == len(alone.stderr.splitlines())
+    assert run.result.ranks[0].steps == 3
+    assert not run.of("agent_error")
