@@ -21,6 +21,8 @@ from oomscope.collect.registry import build
 from oomscope.errors import OomscopeError
 
 EXIT_UNAVAILABLE = 3
+#: The job comes first, also on the processors.
+_NICENESS = 10
 
 
 class Schedule:
@@ -137,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, help="stop after so many samples")
     options = parser.parse_args(argv)
+    if argv is None:
+        os.nice(_NICENESS)
     try:
         collector = build(options.name)
     except OomscopeError as error:

@@ -47,6 +47,7 @@ _ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 _DIRECTION_FLAG = 0x400
 _RED_ZONE = 128
 _STOP_TIMEOUT_S = 5.0
+_SPIN_S = 0.001
 
 #: Order of the general registers in struct sigcontext.
 _FRAME_ORDER = (
@@ -98,6 +99,7 @@ class StoppedThread:
         self.stopped_us = 0.0
         self._restore_rt, self._memory = restore_rt, memory
         self._at_sigreturn = False
+        self._restores_itself = False
         self._started = 0.0
 
     def __enter__(self) -> StoppedThread:
@@ -142,12 +144,16 @@ class StoppedThread:
         self._blocked = int(blocked, 16)
 
     def _wait(self) -> int:
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        started = time.monotonic()
         while True:
             pid, status = os.waitpid(self.thread, _WALL | os.WNOHANG)
             if pid:
-                return status
-            if time.monotonic() > deadline:
+                return int(status)
+            waited = time.monotonic() - started
+            if waited < _SPIN_S:
+                os.sched_yield()  # on a busy machine a sleep costs a whole turn of the others
+                continue
+            if waited > _STOP_TIMEOUT_S:
                 raise InjectError(
                     "timeout", f"thread {self.thread} did not stop within {_STOP_TIMEOUT_S:.0f} s"
                 )
@@ -169,6 +175,24 @@ class StoppedThread:
         The function's own result is lost in the return from the frame; `result_of` names a system call it
         makes, whose result is returned.
         """
+        stack = self._prepare(function, arguments)
+        self._at_sigreturn = False
+        return self._run_to_sigreturn(stack, result_of)
+
+    def finish_with(self, function: int, *arguments: int) -> None:
+        """Lets the thread go; it calls `function`, returns into the signal frame and restores itself.
+
+        Saves the dozen stops of following the call. A wait whose remaining time only the kernel knows cannot be
+        continued in this way, so such a thread is followed to its end.
+        """
+        if _signed(self._registers["rax"]) == _RESTART_BLOCK and self._registers["orig_rax"] < 1 << 63:
+            self.call(function, *arguments)
+            return
+        self._prepare(function, arguments)
+        self._restores_itself = True
+
+    def _prepare(self, function: int, arguments: tuple[int, ...]) -> int:
+        """Writes the frame and sets the registers for a call; the address of the frame."""
         size = len(self._xstate) + 1024
         stack = ((self._registers["rsp"] - _RED_ZONE - size) & ~0xF) - 8
         head, place, extended = self._frame(stack)
@@ -180,8 +204,7 @@ class StoppedThread:
         for name, value in zip(_ARGUMENTS, arguments, strict=False):
             registers[name] = value & _NO_SYSCALL
         self._set_registers(registers)
-        self._at_sigreturn = False
-        return self._run_to_sigreturn(stack, result_of)
+        return int(stack)
 
     def _run_to_sigreturn(self, stack: int, result_of: int | None) -> int | None:
         info = ctypes.create_string_buffer(96)
@@ -249,6 +272,14 @@ class StoppedThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._restores_itself:
+            self._restore()
+        self._detach()
+        self.stopped_us = 1e6 * (time.perf_counter() - self._started)
+        for number in self.signals:
+            _libc.syscall(_NR_TGKILL, self.pid, self.thread, number)
+
+    def _restore(self) -> None:
         registers = dict(self._registers)
         if self._at_sigreturn:
             # We hold the entry of a system call: what stands in orig_rax now is executed at once.
@@ -264,10 +295,6 @@ class StoppedThread:
         except OSError as failure:
             if failure.errno != errno.ESRCH:
                 raise
-        self._detach()
-        self.stopped_us = 1e6 * (time.perf_counter() - self._started)
-        for number in self.signals:
-            _libc.syscall(_NR_TGKILL, self.pid, self.thread, number)
 
     def _detach(self) -> None:
         try:

@@ -140,7 +140,7 @@ class PtraceInjector:
             else:
                 memory.write(page, _context(symbols, run, page))
                 memory.write(page + _STUB_OFFSET, _STUB)
-                stopped.call(
+                stopped.finish_with(
                     symbols.address["pthread_create"], page + _THREAD_ID_OFFSET, 0, page + _STUB_OFFSET, page
                 )
                 report.state = "waiting"
