@@ -31,12 +31,12 @@ _TRIGGERS = tuple(
     for word in (
         "ut of memory", "ried to allocate", "total capac", "OUT_OF_MEMORY", "llocation on device",
         "ALLOC_FAILED", "NOT_INITIALIZED", "ALLOCATION_FAILED", "alid cuDNN algorithm", "CUDNN_STATUS_INT",
-        "unable to find an engine", "NVML_SUCCESS", "NCCL error in", "ailed to CUDA",
-        "enforce fail", "ERROR_OUT_OF", "cient shared", "Unable to allocate", "No space left on device", "unable to write to file",
-        "dev/shm/nccl", "annot allocate memory", "bad_alloc", "aging file is too", "exitcode",
-        "xit code", "with code", "xit status", "return code", "SIGKILL", "Killed", "by signal",
-        "exited unexpectedly", "oom-kill", "oom_kill", "memory limit", "MemoryError",
-        "RESOURCE_EXHAUSTED", "Bus error",
+        "unable to find an engine", "NVML_SUCCESS", "NCCL error in", "ailed to CUDA", "enforce fail",
+        "ERROR_OUT_OF", "cient shared", "Unable to allocate", "No space left on device",
+        "unable to write to file", "dev/shm/nccl", "annot allocate memory", "bad_alloc", "aging file is too",
+        "exitcode", "xit code", "with code", "xit status", "return code", "SIGKILL", "Killed", "by signal",
+        "exited unexpectedly", "oom-kill", "oom_kill", "memory limit", "MemoryError", "RESOURCE_EXHAUSTED",
+        "Bus error",
     )
 )  # fmt: skip
 _TRACEBACK = b"Traceback (most recent call last)"

@@ -94,6 +94,17 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:objects", r"#? ?of tensors|\w+ objects accumulate|number of (?:tensors|objects)", "the number of objects grows"),
     ("says:only_system", r"\b(?:Ubuntu|Linux|Windows|macOS) only\b|only on (?:Ubuntu|Linux|Windows|macOS|A100|V100)", "only some systems show it"),
     ("says:fails", r"\bOOM\b|out of memory|fails?\b|dies\b", "it fails"),
+    # -- other ways to say it
+    ("says:second", r"\bsecond (?:iteration|step|forward|batch)\b|\biteration (?:2|two|1)\b|first (?:iteration|step|forward)(?: pass)? (?:passes|works|succeeds|fits|is fine|ok)", "the first iteration passes and the second fails"),
+    ("says:retry", r"(?:not|never) (?:freed|released) (?:after|when|once).{0,40}(?:exception|OOM|error|catch)|after (?:an? |the )?(?:caught )?OOM.{0,50}(?:not (?:freed|released)|still (?:full|allocated|held)|remains)", "memory stays after a caught error"),
+    ("says:keeps_graph", r"(?:missing|without|no|not|forgot\w*|needs?|fixed by|add(?:ed|ing)?) (?:a |the |calling )?\.?detach|instead of loss\.item|hidden state", "tensors are kept without detach"),
+    ("says:keeps_outputs", r"metrics?.{0,40}(?:never|not|without) reset|list states?|replay buffer|(?:concatenat|gather|accumulat)\w+ (?:all )?(?:logits|predictions|outputs)|(?:logits|predictions) (?:of all|are (?:gathered|kept|stored))|eval_accumulation_steps", "results pile up"),
+    ("says:no_effect", r"no (?:memory )?(?:reduction|savings?|improvement|benefit)\b|does(?:n't| not) (?:decrease|save|shrink)|(?:un|not )changed peak|same peak|grad(?:ient)?s? (?:are|is|will be) None", "a fix changed nothing"),
+    ("says:record_stream", r"limit_all_gathers|rate[- ]limit(?:er|ed|ing)\b|CPU (?:runs|thread runs|runs too far) ahead", "freed blocks wait for another stream"),
+    ("says:spurious", r"(?:same|identical) (?:allocation|request|call|retry) (?:succeeds|works|passes)|spurious OOM|(?:succeeds|works) (?:on|after) (?:a )?retry", "the same request succeeds on retry"),
+    ("says:invisible_process", r"\bzombie\b|\borphan(?:ed)?\b|\bdefunct\b|left-?over process|(?:used|held|occupied|taken) by (?:another|other|a different|someone)", "another process holds the memory"),
+    ("says:shm", r"/dev/shm|shared memory|shm[-_ ]size|\b[Bb]us error", "shared memory is involved"),
+    ("uses:hooks", r"\bwandb\b|\btensorboard\b|\bprofiler\b|\blogger\b", "a logger or profiler is involved"),
 )  # fmt: skip
 
 

@@ -130,6 +130,8 @@ def _activations_by_text(e: Evidence) -> Answer:
 
 def _state_lazy(e: Evidence) -> Answer:
     if not e.failed:
+        if e.oom is None and e.signal("says:second") is not None and e.phase is None:
+            return _by_second_iteration(e)
         return Excluded((Fact("nothing ran out of memory", "run"),))
     excluded = t.not_this_memory(e) or _enough_packing(e)
     if excluded is not None:
@@ -138,7 +140,7 @@ def _state_lazy(e: Evidence) -> Answer:
     if e.phase == "optimizer":
         return _in_first_step(e, in_init)
     if e.phase is None:
-        return Undecided((t.PHASE,))
+        return _by_second_iteration(e)
     if e.step == 1 and e.model is not None and e.model.optimizer_bytes and len(_steps(e)) >= 1:
         state = e.model.optimizer_bytes
         if t.share(e.model.static_bytes, e.allocated) >= 0.5:
@@ -154,6 +156,22 @@ def _state_lazy(e: Evidence) -> Answer:
                 ),
             )
     return Excluded((Fact(f"it failed in phase {e.phase}", "phase"),))
+
+
+def _by_second_iteration(e: Evidence) -> Answer:
+    """The first iteration passes, the second fails, nothing is said of growth: what appears between them is state."""
+    second = e.signal("says:second")
+    if (
+        second is None
+        or e.signal("says:growing", "says:retry", "says:random", "says:varied_inputs") is not None
+    ):
+        return Undecided((t.PHASE,))
+    return Finding(
+        0.6,
+        "Between the first and the second iteration the optimizer makes its state; the job needs more from then on.",
+        (t.heard(second),),
+        (t.PHASE, t.SERIES),
+    )
 
 
 def _in_first_step(e: Evidence, in_init: bool) -> Answer:

@@ -128,6 +128,11 @@ def _shm(e: Evidence) -> Answer:
                 (Fact(f"{t.size(e.host.shm_free)} of /dev/shm free", "host", e.host.shm_free),),
             )
         return Excluded((Fact(f"{t.size(e.host.shm_free)} of /dev/shm were free", "host", e.host.shm_free),))
+    said = e.signal("says:shm")
+    if said is not None and _not_host(e) is None:
+        return Finding(
+            0.7, "Loader workers hand their batches over through /dev/shm.", (t.heard(said),), (t.HOST,)
+        )
     return _not_host(e) or Undecided((Missing("free space of /dev/shm", "df /dev/shm"),))
 
 

@@ -99,7 +99,7 @@ def _autocast_cache(e: Evidence) -> Answer:
         beside = _beside_parameters(e)
         if beside is not None:
             return Finding(0.82, _CAST, (t.heard(cast), beside))
-        return Finding(0.7 if e.oom is None else 0.55, _CAST, (t.heard(cast),), (_EVAL,))
+        return Finding(0.74 if e.oom is None else 0.55, _CAST, (t.heard(cast),), (_EVAL,))
     return Undecided((_EVAL,))
 
 

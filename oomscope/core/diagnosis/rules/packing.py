@@ -185,6 +185,14 @@ def _stream_held(e: Evidence) -> Answer:
 def _spurious(e: Evidence) -> Answer:
     pool = e.signal("uses:mem_pool")
     a = e.allocator
+    again = e.signal("says:spurious")
+    if again is not None:
+        return Finding(
+            0.66,
+            "The same request succeeds when it is made again: nothing was missing.",
+            (t.heard(again),),
+            (_REPLAY,),
+        )
     if pool is not None and (e.failed or e.signal("says:fails")):
         return Finding(
             0.85,

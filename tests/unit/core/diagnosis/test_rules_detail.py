@@ -166,6 +166,20 @@ CASES: list[tuple[str, Evidence, str]] = [
         "no",
     ),
     ("longest_batch", session(allocator=FRAGMENTED), "no"),
+    ("optimizer_state_lazy", Evidence(signals=said("says:second")), "yes"),
+    ("optimizer_state_lazy", given(FULL, signals=said("says:second")), "yes"),
+    ("optimizer_state_lazy", given(FULL, signals=said("says:second", "says:growing")), "unknown"),
+    ("allocator_spurious", Evidence(signals=said("says:spurious")), "yes"),
+    ("host_shm", Evidence(signals=said("says:shm")), "yes"),
+    ("ref_cycle", session(trend=flat()), "no"),
+    ("capacity_activations", given(numbers(1, 24, 3, 10.8, 0.2, this_process_bytes=12 * GIB)), "no"),
+    (
+        "capacity_activations",
+        session(oom=oom(reserved_bytes=int(23.5 * GIB), allocated_bytes=int(22.5 * GIB)), model=model()),
+        "yes",
+    ),
+    ("capacity_activations", given(numbers(2, 24, 0.2, 19.5, 1.5)), "unknown"),
+    ("capacity_activations", given(numbers(7, 24, 0.1, 22.5, 0.2)), "weak"),
     # packing
     (
         "fragmentation",

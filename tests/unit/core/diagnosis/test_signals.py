@@ -55,6 +55,15 @@ def test_a_save_inside_an_evaluation_is_a_save():
         ("we use nn.DataParallel on 4 GPUs", {"uses:dataparallel", "uses:ranks"}),
         ("workers read a list of strings", {"uses:workers", "says:python_objects"}),
         ("each rank takes 1.4 GB each", {"says:more_than_context"}),
+        ("the first iteration passes, the second iteration fails", {"says:second"}),
+        ("memory is not freed after the exception is caught", {"says:retry"}),
+        ("fixed by adding detach()", {"says:keeps_graph"}),
+        ("predictions are stored on the GPU", {"says:keeps_outputs"}),
+        ("checkpointing gives no memory reduction", {"says:no_effect", "uses:checkpointing"}),
+        ("limit_all_gathers helps", {"says:record_stream"}),
+        ("an identical request succeeds on retry", {"says:spurious"}),
+        ("a zombie process on the card", {"says:invisible_process"}),
+        ("workers die with a bus error", {"says:shm", "uses:workers"}),
     ],
 )
 def test_words(text, expected):

@@ -1,0 +1,34 @@
+# ruff: noqa: E501
+"""The public reports with established causes: how many are decided, and that none is confidently wrong."""
+
+import importlib.util
+from pathlib import Path
+
+PATH = Path(__file__).parents[4] / "benchmarks" / "diagnosis.py"
+SPEC = importlib.util.spec_from_file_location("benchmarks_diagnosis", PATH)
+assert SPEC is not None
+assert SPEC.loader is not None
+BENCHMARK = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(BENCHMARK)
+
+
+def test_reports_are_decided_and_none_is_confidently_wrong(cases, capsys):
+    rows = cases("reports.jsonl")
+    counts = BENCHMARK.judge([row for row in rows if not row["repro"]], everything=True, details=True)
+    assert counts["right"] >= 0.6 * sum(counts[k] for k in ("right", "secondary", "wrong", "unknown"))
+    assert counts["confidently wrong"] == 0
+    assert counts["wrong"] <= 2
+
+
+def test_facts_alone_are_never_confidently_wrong(cases, capsys):
+    assert BENCHMARK.judge(cases("reports.jsonl"), everything=False, details=False)["confidently wrong"] == 0
+
+
+def test_a_report_of_ones_own(capsys):
+    row = {
+        "id": "X1", "root_cause_class": "ckpt_full_gather", "facts": "FSDP", "symptom": "OOM while saving", "when": "phase_save",
+        "oom_fields": {"tried": 1.0, "total": 24.0, "alloc": 22.0, "free": 0.1, "reserved": 22.2}, "repro": False,
+    }  # fmt: skip
+    counts = BENCHMARK.judge([row, {**row, "root_cause_class": "ref_cycle"}], everything=True, details=True)
+    assert (counts["right"], counts["wrong"]) == (1, 1)
+    assert "ref_cycle" in capsys.readouterr().out
