@@ -189,8 +189,10 @@ class Loop:
             output=request.output,
             ranks=request.ranks,
         )
+        # What a rerun must reproduce besides losses; a simulated device has no values to record.
+        marks = [{"id": "fingerprint", "options": {}}] if spec.detail and self.card is None else []
         if not fixes:
-            return spec, {"env": {}, "plan": {"fixes": []}, "argv": []}
+            return replace(spec, plan={"fixes": marks}), {"env": {}, "plan": {"fixes": []}, "argv": []}
         planned = launch_changes(fixes, previous, env=self.env)
         changes: dict[str, Any] = {
             "env": dict(planned.env),
@@ -201,7 +203,7 @@ class Loop:
             spec,
             command=(*patched_command(planned, spec, self.session), *planned.argv),
             env={**self.env, **planned.env},
-            plan=changes["plan"],
+            plan={"fixes": [*changes["plan"]["fixes"], *marks]},
         )
         return spec, changes
 
