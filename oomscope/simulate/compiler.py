@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import types
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -67,7 +67,7 @@ class _Finder:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loaded(loaded), is_package=hasattr(loaded, "__path__"))
+        return ModuleSpec(name, cast(Any, _Loaded(loaded)), is_package=hasattr(loaded, "__path__"))
 
 
 class _Loaded:
@@ -88,11 +88,11 @@ def keep_out() -> None:
     if _NAME in sys.modules:
         return
     _exempt_wrapped_functions()
-    package = _Package(_NAME)
+    package: Any = _Package(_NAME)
     package.__path__ = [os.path.join(os.path.dirname(torch.__file__), "_dynamo")]
     sys.modules[_NAME] = package
     package.config = importlib.import_module(_NAME + ".config")
-    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]  # the old protocol is enough
+    sys.meta_path.insert(0, _Finder)
     torch._dynamo = package
 
 

@@ -100,7 +100,7 @@ class Values:
         if known and not info.is_view:
             known = all(getattr(out, _ATTRIBUTE, None) is not None or fits(out) for out in outs)
             if not known and info.passes_density and len(outs) == 1:
-                source = self.get(args[0])
+                source: Any = self.get(args[0])
                 self.put_density(outs[0], int(torch.count_nonzero(source)) / max(source.numel(), 1))
                 return
         if known and (outs or info.written) and not info.is_uninitialized:

@@ -57,6 +57,7 @@ def run_simulated(
     env: dict[str, str] | None = None,
     tmp: Path | None = None,
     timeout: float = 240,
+    python: str = sys.executable,
 ) -> Run:
     """Run a script file, or the text of one, on a simulated card."""
     if "\n" in str(script):
@@ -65,7 +66,7 @@ def run_simulated(
         path.write_text(str(script))
     else:
         path = SCRIPTS / script
-    head = [sys.executable, "-W", "ignore", "-m", "oomscope.simulate", "--card", card]
+    head = [python, "-W", "ignore", "-m", "oomscope.simulate", "--card", card]
     command = [*head, *options, str(path), *arguments]
     done = subprocess.run(
         command,

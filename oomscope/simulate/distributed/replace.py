@@ -22,7 +22,7 @@ def replace(functions: dict[str, Any]) -> dict[str, Any]:
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith(("torch.distributed", "torch.nn.parallel")):
             for key, value in list(vars(module).items()):
-                name = by_identity.get(id(value))
-                if name is not None and old[name] is value:
-                    setattr(module, key, functions[name])
+                found = by_identity.get(id(value))
+                if found is not None and old[found] is value:
+                    setattr(module, key, functions[found])
     return old

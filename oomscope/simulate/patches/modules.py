@@ -54,6 +54,7 @@ def mark(mode: Any, tensor: Any, category: str) -> None:
 
 
 def _move(parameter: Any, fn: Callable[[Any], Any]) -> None:
+    gradient, parameter.grad = parameter.grad, None  # it may only be set where its device is the parameter's
     with torch.no_grad():
         moved = fn(parameter)
     if moved is not parameter:
@@ -65,6 +66,6 @@ def _move(parameter: Any, fn: Callable[[Any], Any]) -> None:
             parameter.data = moved
         else:
             become(parameter, moved)
-    if parameter.grad is not None:
+    if gradient is not None:
         with torch.no_grad():
-            parameter.grad = fn(parameter.grad)
+            parameter.grad = fn(gradient)

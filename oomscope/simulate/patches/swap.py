@@ -40,7 +40,7 @@ def _parameter_becomes(parameter: Any, source: Any) -> None:
         _set_slot(new, name, old_value)
     for name, value in attributes.items():
         parameter.__dict__.setdefault(name, value)
-    if gradient is not None:
+    if gradient is not None and gradient.device == parameter.device:
         parameter.grad = gradient
 
 

@@ -30,6 +30,17 @@ def check_parameters_keep_their_identity():
     assert torch.cuda.memory_allocated() == before
 
 
+def check_gradients_move_along():
+    layer = nn.Linear(300, 300).cuda()
+    layer(cuda(2, 300)).sum().backward()
+    layer.cpu()
+    assert layer.weight.device.type == layer.weight.grad.device.type == "cpu"
+    layer.cuda()
+    assert layer.weight.grad.is_cuda
+    layer.half()
+    assert layer.weight.grad.dtype is torch.float16
+
+
 def check_large_models_on_the_host_take_no_memory():
     model = nn.Sequential(*[nn.Linear(1 << 16, 1 << 16, bias=False) for _ in range(8)])  # 128 GiB
     assert sum(p.numel() for p in model.parameters()) == 8 << 32
