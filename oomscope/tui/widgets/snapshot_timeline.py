@@ -54,6 +54,8 @@ class SnapshotTimeline(Widget, can_focus=True):
         self._note = ""
         self._with_reserved = True
         self._strips: list[Strip] = []
+        self._cells: tuple[object, list[tuple[str, list[tuple[str, Style]]]]] | None = None
+        self._cells_data: Timeline | None = None
         self._look: object = None
 
     def show(
@@ -150,27 +152,19 @@ class SnapshotTimeline(Widget, can_focus=True):
         return columns(left, legend, width) if width_of(left) + width_of(legend) < width else pad(left, width)
 
     def _area(self, data: Timeline, height: int, colours: Palette) -> list[Strip]:
-        mono = colours.mono
-        top = self._top(data)
-        full = 8 * height
-        edges = data.levels.cumsum(axis=0) * full // top
-        tops = [row.tolist() for row in edges.clip(0, full)]
-        if self._with_reserved:
-            tops.append((data.reserved * full // top).clip(0, full).tolist())
-        painters = [(STYLES[each], GLYPHS[each] if mono else "█") for each in Category] + [("faint", "·")]
+        """The chart's lines: cells that were computed before, with cursor and marks laid over them."""
         lit = {self.column_of(row): "┃" for row in self._marks}
         lit[self.column_of(self._row)] = "│"
+        cursor = colours.style("key")
         lines = []
-        for y in range(height):
-            low = (height - 1 - y) * 8
-            segments = [Segment(self._label(y, height, top), colours.style("dim"))]
+        for label, cells in self._cells_of(data, height, colours):
+            segments = [Segment(label, colours.style("dim"))]
             run: list[str] = []
             last: Style | None = None
-            for x in range(len(tops[0])):
-                glyph, style = _cell([each[x] for each in tops], low, painters, colours)
+            for x, (glyph, style) in enumerate(cells):
                 if x in lit:
                     ground = style.color if glyph not in " ·▁▂▃" else None
-                    glyph, style = lit[x], colours.style("key") + Style(bgcolor=ground)
+                    glyph, style = lit[x], cursor + Style(bgcolor=ground)
                 if style is not last:
                     if run:
                         segments.append(Segment("".join(run), last))
@@ -179,6 +173,31 @@ class SnapshotTimeline(Widget, can_focus=True):
             segments.append(Segment("".join(run), last))
             lines.append(Strip(segments).adjust_cell_length(self.size.width, colours.base))
         return lines
+
+    def _cells_of(
+        self, data: Timeline, height: int, colours: Palette
+    ) -> list[tuple[str, list[tuple[str, Style]]]]:
+        """Label and cells of each line; kept until data, size or theme change, as most keys change none of them."""
+        key = (id(data), height, self._with_reserved, colours)
+        if self._cells is None or self._cells[0] != key:
+            top = self._top(data)
+            full = 8 * height
+            edges = data.levels.cumsum(axis=0) * full // top
+            tops = [row.tolist() for row in edges.clip(0, full)]
+            if self._with_reserved:
+                tops.append((data.reserved * full // top).clip(0, full).tolist())
+            painters = [(STYLES[each], GLYPHS[each] if colours.mono else "█") for each in Category]
+            painters.append(("faint", "·"))
+            by_column = list(zip(*tops, strict=True))
+            lines = []
+            for y in range(height):
+                low = (height - 1 - y) * 8
+                lines.append(
+                    (self._label(y, height, top), [_cell(each, low, painters, colours) for each in by_column])
+                )
+            self._cells = key, lines
+            self._cells_data = data  # so that its id stays its own
+        return self._cells[1]
 
     def _top(self, data: Timeline) -> int:
         highest = int(data.levels.sum(axis=0).max(initial=1))
@@ -225,7 +244,9 @@ def _axis(value: float) -> str:
     return f"{value / GIB:.1f}G" if value >= GIB else f"{value / (1 << 20):.0f}M"
 
 
-def _cell(tops: list[int], low: int, painters: list[tuple[str, str]], colours: Palette) -> tuple[str, Style]:
+def _cell(
+    tops: tuple[int, ...], low: int, painters: list[tuple[str, str]], colours: Palette
+) -> tuple[str, Style]:
     """Glyph and style of one cell: the lowest layer that reaches into it, the next one behind."""
     for number, top in enumerate(tops):
         inside = top - low
@@ -243,7 +264,7 @@ def _cell(tops: list[int], low: int, painters: list[tuple[str, str]], colours: P
     return " ", colours.base
 
 
-def _behind(tops: list[int], number: int, low: int) -> int | None:
+def _behind(tops: tuple[int, ...], number: int, low: int) -> int | None:
     """The layer that fills most of a cell above layer `number`; None when most of it is empty there."""
     best, most = None, max(0, low + 8 - max(tops[:_RESERVED]))
     for other in range(number + 1, _RESERVED):
