@@ -48,9 +48,10 @@ def explain(
         raise UsageError("give either --json or --markdown, not both")
     evidence, reading = _evidence(source, pasted, about, rank, job)
     from oomscope.core.diagnosis import diagnose
+    from oomscope.live.plugin_rules import plugin_rules
     from oomscope.report import diagnosis as report
 
-    diagnosis = diagnose(evidence)
+    diagnosis = diagnose(evidence, extra_rules=plugin_rules())
     findings = diagnosis.to_json()
     if as_json:
         click.echo(json.dumps(findings, indent=1))
