@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import signal
@@ -32,6 +33,8 @@ from oomscope.views.session import SessionModel
 
 if TYPE_CHECKING:
     from oomscope.views.frame import Frame
+
+logger = logging.getLogger(__name__)
 
 #: Polls a second while the session can still change; the agents themselves write twice a second.
 POLL_HZ = 4.0
@@ -111,6 +114,8 @@ class OomscopeApp(App[str], inherit_bindings=False):
         self._hz = hz
         self._start = start
         self._on_quit = on_quit
+        self._told = ""
+        """The last polling error that was shown: it comes again with every poll."""
 
     # -- screens -----------------------------------------------------------------------------
 
@@ -158,8 +163,11 @@ class OomscopeApp(App[str], inherit_bindings=False):
                     frame = model.poll()
                     active = frame.is_active
                     self.post_message(FrameReady(frame, model))
-                except (OomscopeError, OSError, ValueError) as error:
+                except (OomscopeError, OSError) as error:
                     self.post_message(PollFailed(str(error)))
+                except Exception as error:  # worker boundary: the viewer goes on, and says so
+                    logger.warning("poll failed", exc_info=True)
+                    self.post_message(PollFailed(f"internal error: {type(error).__name__}: {error}"))
             pause = 1 / (self._hz if active else min(self._hz, IDLE_HZ)) - (time.monotonic() - started)
             while pause > 0 and not worker.is_cancelled and self.model is model:
                 time.sleep(min(pause, 0.1))
@@ -175,7 +183,9 @@ class OomscopeApp(App[str], inherit_bindings=False):
             self._take(message.frame)
 
     def on_poll_failed(self, message: PollFailed) -> None:
-        self.notify(message.text, title="cannot read the session", severity="warning")
+        if message.text != self._told:
+            self._told = message.text
+            self.notify(message.text, title="cannot read the session", severity="warning")
 
     def _take(self, frame: Frame) -> None:
         self.frame = frame

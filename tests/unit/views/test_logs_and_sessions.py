@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import recorded_sessions as recorded
 
+from oomscope.protocol.records import encode
 from oomscope.store.session import Session
 from oomscope.views import logs, sessions
 from oomscope.views.session import SessionModel
@@ -75,3 +81,41 @@ def test_model_survives_a_folder_that_grows(tmp_path: Path) -> None:
     recorded.hello(writer, 0, t=recorded.NOW_NS, world=1, gpu=None, capacity=None, simulated=False)
     writer.close()
     assert [row.rank for row in model.poll().ranks] == [0]
+
+
+KINDS = (
+    "hello", "rank", "reading", "step", "phase", "phase_peak", "oom", "exception", "bye", "peak", "fix", "model", "gap",
+)  # fmt: skip
+FIELDS = (
+    "rank", "step", "phase", "identity", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "capacity_bytes",
+    "loss", "low_allocated_bytes", "device_free_bytes", "device_total_bytes", "retries", "rss_bytes", "peak_rss_bytes",
+    "gpu_name", "type", "message", "is_oom", "composition", "modules", "simulated", "host", "pid", "start_time",
+    "world_size",
+)  # fmt: skip
+VALUES = (
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats() | st.text(max_size=6)
+    | st.lists(st.integers(), max_size=2) | st.dictionaries(st.sampled_from(FIELDS), st.integers(), max_size=2)
+)  # fmt: skip
+RECORDS = st.lists(
+    st.fixed_dictionaries({"k": st.sampled_from(KINDS), "t": st.integers(0, 2**62)}).flatmap(
+        lambda head: st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=8).map(
+            lambda rest: {**rest, **head}
+        )
+    ),
+    max_size=12,
+)
+
+
+@given(RECORDS, RECORDS)
+@settings(max_examples=60, deadline=None)
+def test_any_records_can_be_shown(records: list[dict[str, Any]], supervised: list[dict[str, Any]]) -> None:
+    """What a broken or newer agent wrote must not take the viewer down."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = recorded.starting(Path(folder))
+        path = session.attempts()[0].procs / "r00000-node-a-1.jsonl"
+        path.write_bytes(b"".join(encode({"rank": 0, **record}) for record in records) + b'{"torn')
+        for record in supervised:
+            session.append_supervisor(record)
+        frame = SessionModel(session).poll()
+        for row in frame.ranks:
+            assert isinstance(row.sentence(), str)
