@@ -169,7 +169,7 @@ class Attached:
         if not steps.optimizers:
             self.agent.progress.step = done
             self.agent.emit({"k": "note", "text": f"steps are counted from {done} ({source})"})
-        steps.optimizers[optimizer] = self.agent.progress.step
+        steps.optimizers.add(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._seen_first_step and not self.stopped:

@@ -1,7 +1,7 @@
 """Steps, micro-steps, losses and allocator readings, seen from outside the script.
 
-A step is one completed `optimizer.step` of the fastest optimizer (torch's public global hook); a micro-step
-is one outermost `backward`. Cost: benchmarks/agent.py measures it.
+A step ends when an optimizer steps (torch's public global hook); further optimizers belong to the same step
+until one of them steps again, so the fastest one counts. A micro-step is one outermost `backward`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class StepProbe:
     ) -> None:
         self.progress = progress
         self.modules: ModuleProbe | None = None
-        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._window: weakref.WeakSet[Any] = weakref.WeakSet()
         self.loss = LossReader(torch, simulated)
         self._torch = torch
         self._device = device
@@ -167,7 +168,7 @@ class StepProbe:
 
     @guarded("optimizers")
     def _built(self, optimizer: Any) -> None:
-        self.optimizers.setdefault(optimizer, 0)
+        self.optimizers.add(optimizer)
         self._on_first_use()
 
     @guarded("loss")
@@ -189,10 +190,11 @@ class StepProbe:
         if "steps" in OFF:
             return
         try:
-            done = self.optimizers.get(optimizer, 0) + 1
-            self.optimizers[optimizer] = done
-            if done <= progress.step:
-                return  # another optimizer of the same step (a GAN has two): the fastest one counts
+            if self._window and optimizer not in self._window:
+                self._window.add(optimizer)  # another one of the same step: a GAN has two
+                return
+            self._window.clear()
+            self._window.add(optimizer)
             self._finish_step()
         except StopTraining:
             raise

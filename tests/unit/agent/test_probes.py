@@ -108,6 +108,19 @@ def test_the_fastest_optimizer_counts(arm):
     assert [record["step"] for record in job.of("step")] == [0, 1, 2, 3]
 
 
+def test_training_goes_on_with_another_optimizer(arm):
+    job = arm()
+    model = torch.nn.Linear(2, 1)
+    for _ in range(2):
+        optimizer = sgd(model)
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        del optimizer
+        gc.collect()
+    assert [record["step"] for record in job.of("step")] == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_training_process_is_noticed_when_its_optimizer_is_built(arm):
     job = arm()
     model = torch.nn.Linear(2, 1)
