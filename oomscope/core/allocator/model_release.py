@@ -117,6 +117,7 @@ class Releasing(ExpandableSegments):
             if pool_id != DEFAULT_POOL:
                 if pool.id != pool_id:
                     continue
+                self.num_sync_all_streams += 1
                 self._drain_events(pool, context)
             self._release_lists(pool.lists(True), context)
             self._release_lists(pool.lists(False), context)

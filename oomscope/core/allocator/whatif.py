@@ -136,6 +136,98 @@ class Budget:
         return outcome
 
 
+class Evaluation:
+    """One setting under several address models, run as far as the time allows.
+
+    Args:
+        trace: the requests.
+        config: the setting.
+        capacity: bytes that the device has for this process, for `fits` and `retries`.
+        total_bytes: the card's total memory, for memory fractions.
+        budget: time.
+    """
+
+    def __init__(
+        self,
+        trace: RequestTrace,
+        config: AllocatorConfig,
+        *,
+        capacity: int | None = None,
+        total_bytes: int | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.trace = trace
+        self.config = config
+        self.capacity = capacity
+        self.total_bytes = total_bytes
+        self.budget = budget or Budget(None)
+        self._prepared = Prepared(trace, config)
+        self._peaks: dict[str, int] = {}
+        self._limited: dict[str, Outcome] = {}
+        self._needs: dict[str, int] = {}
+
+    def run(self, addresses: str) -> None:
+        """Peak without a limit, and fit in the capacity, under one address model; the first one always."""
+        if self._peaks and not self.budget.allows(2 * len(self.trace)):
+            return
+        outcome = self.budget.timed(len(self.trace), lambda: self._once(addresses, None, False))
+        self._peaks[addresses] = outcome.peak_reserved_bytes
+        if self.capacity is not None:
+            self._limited[addresses] = self._once(addresses, self.capacity, False)
+
+    def search(self, addresses: str) -> None:
+        """Smallest capacity, in steps of 2 MiB, on which everything fits; nothing when time runs out.
+
+        By bisection between the live peak and the unlimited peak, on which everything fits. A larger capacity can
+        in rare cases fail where a smaller one does not; the result is a capacity that was run and fits.
+        """
+        high = self._peaks.get(addresses)
+        if high is None:
+            return
+        low = max(0, self.trace.live_peak(self.config)[0] - 1) // _GRANULE * _GRANULE  # does not fit, or just
+        if self.config.per_process_memory_fraction < 1.0:
+            low = 0
+        tolerance = max(_GRANULE, high // _TOLERANCE // _GRANULE * _GRANULE)
+        while high - low > tolerance:
+            if not self.budget.allows(len(self.trace)):
+                return
+            middle = (low + high) // 2 // _GRANULE * _GRANULE
+            if middle <= low:
+                break
+            if self._once(addresses, middle, True).fits:
+                high = middle
+            else:
+                low = middle
+        self._needs[addresses] = high
+
+    def result(self, models: Sequence[str]) -> ConfigAssessment:
+        """What is known by now; `fits` only when every model of `models` was run and all agree."""
+        fitting = {outcome.fits for outcome in self._limited.values()}
+        decided = len(fitting) == 1 and all(each in self._limited for each in models)
+        failed = [each.first_oom_row for each in self._limited.values() if not each.fits]
+        needs = self._needs.values()
+        return ConfigAssessment(
+            config=self.config,
+            peak_reserved_bytes=(min(self._peaks.values()), max(self._peaks.values())),
+            min_capacity_bytes=(min(needs), max(needs)) if needs else None,
+            retries=max((outcome.retries for outcome in self._limited.values()), default=0),
+            fits=fitting.pop() if decided else None,
+            first_oom_row=failed[0] if failed else None,
+            models=len(self._peaks),
+        )
+
+    def _once(self, addresses: str, capacity: int | None, stop_at_oom: bool) -> Outcome:
+        return run(
+            self.trace,
+            self.config,
+            capacity=capacity,
+            addresses=addresses,
+            total_bytes=self.total_bytes,
+            prepared=self._prepared,
+            stop_at_oom=stop_at_oom,
+        )
+
+
 def evaluate(
     trace: RequestTrace,
     config: AllocatorConfig,
@@ -159,74 +251,19 @@ def evaluate(
         models: address models; at least the first one is run.
         budget: time; models and the search are dropped when it runs out.
     """
-    budget = budget or Budget(None)
-    prepared = Prepared(trace, config)
-    peaks: list[int] = []
-    needs: list[int] = []
-    limited: list[Outcome] = []
+    evaluation = Evaluation(trace, config, capacity=capacity, total_bytes=total_bytes, budget=budget)
+    _run_all([evaluation], models, search)
+    return evaluation.result(models)
+
+
+def _run_all(evaluations: Sequence[Evaluation], models: Sequence[str], search: bool) -> None:
+    """What matters most first: one model for every setting, then the other models, then the search."""
     for addresses in models:
-        if peaks and not budget.allows(len(trace)):
-            break
-
-        def once(limit: int | None, stop: bool, addresses: str = addresses) -> Outcome:
-            return run(
-                trace,
-                config,
-                capacity=limit,
-                addresses=addresses,
-                total_bytes=total_bytes,
-                prepared=prepared,
-                stop_at_oom=stop,
-            )
-
-        peaks.append(budget.timed(len(trace), lambda: once(None, False)).peak_reserved_bytes)
-        if capacity is not None:
-            limited.append(once(capacity, False))
-        if search:
-            need = _min_capacity(trace, config, peaks[-1], lambda limit: once(limit, True).fits, budget)
-            if need is not None:
-                needs.append(need)
-    fitting = {outcome.fits for outcome in limited}
-    return ConfigAssessment(
-        config=config,
-        peak_reserved_bytes=(min(peaks), max(peaks)),
-        min_capacity_bytes=(min(needs), max(needs)) if needs else None,
-        retries=max((outcome.retries for outcome in limited), default=0),
-        fits=fitting.pop() if len(fitting) == 1 else None,
-        first_oom_row=next((each.first_oom_row for each in limited if not each.fits), None),
-        models=len(peaks),
-    )
-
-
-def _min_capacity(
-    trace: RequestTrace,
-    config: AllocatorConfig,
-    high: int,
-    fits: Callable[[int], bool],
-    budget: Budget,
-) -> int | None:
-    """Smallest capacity, in steps of 2 MiB, on which everything fits; None when time ran out.
-
-    By bisection between the live peak and `high`, the unlimited peak, on which everything fits. A larger
-    capacity can in rare cases fail where a smaller one does not; the result is a capacity that was run and
-    fits.
-    """
-    low, _ = trace.live_peak(config)
-    low = max(0, low - 1) // _GRANULE * _GRANULE  # does not fit, or just
-    if config.per_process_memory_fraction < 1.0:
-        low = 0
-    tolerance = max(_GRANULE, high // _TOLERANCE // _GRANULE * _GRANULE)
-    while high - low > tolerance:
-        if not budget.allows(len(trace)):
-            return None
-        middle = (low + high) // 2 // _GRANULE * _GRANULE
-        if middle <= low:
-            break
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+        for evaluation in evaluations:
+            evaluation.run(addresses)
+    for addresses in models if search else ():
+        for evaluation in evaluations:
+            evaluation.search(addresses)
 
 
 def assess(
@@ -264,10 +301,17 @@ def assess(
     wanted = _wanted_configs(checked.config, configs)
     trace = _trace_within(budget, result, replayed, history, len(wanted))
     result.live_peak_bytes, _ = trace.live_peak()
-    for config in wanted:
-        result.configs.append(evaluate(trace, config, capacity=result.capacity_bytes, budget=budget))
+    evaluations = [
+        Evaluation(trace, config, capacity=result.capacity_bytes, budget=budget) for config in wanted
+    ]
+    _run_all(evaluations, ADDRESS_MODELS, True)
+    result.configs = [each.result(ADDRESS_MODELS) for each in evaluations]
     if any(each.models < len(ADDRESS_MODELS) or each.min_capacity_bytes is None for each in result.configs):
         result.notes.append("the time allowed was not enough for all address models or the search")
+    if checked.config.garbage_collection_threshold and checked.config.per_process_memory_fraction == 1.0:
+        result.notes.append(
+            "garbage collection is left out: the memory fraction that it depends on is not recorded"
+        )
     result.recommended = recommend(result)
     return result
 

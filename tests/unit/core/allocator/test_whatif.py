@@ -253,6 +253,14 @@ def test_what_is_recommended(configs: list[ConfigAssessment], expected: str | No
     assert (None if found is None else found.to_text()) == expected
 
 
+def test_garbage_collection_without_a_recorded_fraction_is_left_out() -> None:
+    process = SyntheticProcess("garbage_collection_threshold:0.8")
+    training(process, layers=2, steps=1)
+    snapshot = loaded(process)
+    found = assess(snapshot, snapshot.devices[0], time_budget_s=5)
+    assert any("garbage collection is left out" in note for note in found.notes)
+
+
 def test_no_recorded_setting_no_advice() -> None:
     assert recommend(Assessment(0, True, None)) is None
 
