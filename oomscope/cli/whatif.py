@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from oomscope.cli._snapshot_options import limits_of, selection_of
 from oomscope.cli.replay import parse_conf
+from oomscope.core.allocator.measures import OomMeasures, at_oom
 from oomscope.core.allocator.model import AllocatorConfig
+from oomscope.core.allocator.verify import verify
 from oomscope.core.allocator.whatif import Assessment, assess
+from oomscope.core.snapshot.columns import StackTable
+from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 from oomscope.errors import ExitCode, UsageError
 from oomscope.simulate.cards import resolve
 from oomscope.store.snapshots import load_snapshot
 from oomscope.units import parse_size
-from oomscope.views.allocator import TWO_NUMBERS, WHATIF_HEADS, whatif_advice, whatif_bound, whatif_rows
+from oomscope.views.allocator import (
+    TWO_NUMBERS,
+    WHATIF_HEADS,
+    failure_json,
+    failure_lines,
+    whatif_advice,
+    whatif_bounds,
+    whatif_rows,
+)
 
 
 @click.command()
@@ -66,18 +79,51 @@ def whatif(
     if device is not None and not chosen:
         raise UsageError(f"--device {device}: the file has {len(snapshot.devices)} devices")
     chosen = [each for each in chosen if len(each.events)] or chosen[:1]
-    found = [assess(snapshot, each, capacity=limit, configs=configs, time_budget_s=budget) for each in chosen]
-    trusted = bool(found) and all(each.trusted for each in found)
+    found = [answer(snapshot, each, capacity=limit, configs=configs, budget_s=budget) for each in chosen]
+    trusted = bool(found) and all(each.assessment.trusted for each in found)
     if as_json:
-        answer = {
-            "schema": "oomscope.whatif/1",
-            "trusted": trusted,
-            "devices": [each.to_json() for each in found],
-        }
-        click.echo(json.dumps(answer, indent=1))
+        devices = [
+            {**each.assessment.to_json(), "failure": failure_json(each.failure, snapshot.stacks)}
+            for each in found
+        ]
+        click.echo(
+            json.dumps({"schema": "oomscope.whatif/1", "trusted": trusted, "devices": devices}, indent=1)
+        )
     else:
-        click.echo(whatif_text(path.name, found))
+        click.echo(whatif_text(path.name, found, snapshot.stacks))
     return int(ExitCode.DONE if trusted else ExitCode.ANSWER_IS_NO)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What can be said of one device."""
+
+    assessment: Assessment
+    failure: OomMeasures | None
+    """The state before the last request that failed, if one did."""
+
+
+def answer(
+    snapshot: Snapshot,
+    device: DeviceSnapshot,
+    *,
+    capacity: int | None = None,
+    configs: list[AllocatorConfig] | None = None,
+    budget_s: float | None = None,
+) -> Answer:
+    """Replay once, then ask for other settings and for the failure."""
+    checked = verify(snapshot, device)
+    return Answer(
+        assess(
+            snapshot,
+            device,
+            capacity=capacity,
+            configs=configs,
+            time_budget_s=budget_s,
+            verification=checked,
+        ),
+        at_oom(snapshot, device, verification=checked) if checked.exact else None,
+    )
 
 
 def capacity_of(text: str | None) -> int | None:
@@ -98,17 +144,21 @@ def capacity_of(text: str | None) -> int | None:
         raise UsageError(f"--capacity: {error}") from error
 
 
-def whatif_text(name: str, found: list[Assessment]) -> str:
+def whatif_text(name: str, found: list[Answer], stacks: StackTable) -> str:
     """The answer for people."""
     lines = [name]
     for each in found:
-        lines.append(f"device {each.device}")
-        if not each.trusted:
-            lines.append(f"  No prediction: {each.reason}.")
+        assessment = each.assessment
+        lines.append(f"device {assessment.device}")
+        if not assessment.trusted:
+            lines.append(f"  No prediction: {assessment.reason}.")
             continue
-        lines += [f"  {whatif_bound(each)}", "", *_table(each), "", f"  {whatif_advice(each)}"]
-        lines += [f"  Note: {note}." for note in each.notes]
-    if any(each.trusted for each in found):
+        lines += [f"  {line}" for line in whatif_bounds(assessment)]
+        if each.failure is not None:
+            lines += [f"  {line}" for line in failure_lines(each.failure, stacks)]
+        lines += ["", *_table(assessment), "", f"  {whatif_advice(assessment)}"]
+        lines += [f"  Note: {note}." for note in assessment.notes]
+    if any(each.assessment.trusted for each in found):
         lines += ["", TWO_NUMBERS]
     return "\n".join(lines)
 
@@ -120,6 +170,3 @@ def _table(found: Assessment) -> list[str]:
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-__all__ = ["AllocatorConfig", "capacity_of", "whatif", "whatif_text"]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oomscope.core.allocator.measures import OomMeasures
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.allocator.verify import Verification
 from oomscope.core.allocator.whatif import Assessment, ConfigAssessment
+from oomscope.core.diagnosis.survivors import user_chain
+from oomscope.core.snapshot.columns import StackTable
 from oomscope.units import format_bytes
+
+#: Blocks in the way that are named one by one.
+MAX_NAMED = 5
 
 #: Heads of the what-if table, in the order of the cells of a `WhatIfRow`.
 WHATIF_HEADS = ("setting", "peak reserved", "smallest device", "retries", "fits")
@@ -102,17 +108,21 @@ def _row(found: Assessment, each: ConfigAssessment) -> WhatIfRow:
     )
 
 
-def whatif_bound(found: Assessment) -> str:
-    """The live peak, and what it says about the capacity."""
-    sentence = f"Live blocks alone come to {format_bytes(found.live_peak_bytes)}: no setting needs less."
+def whatif_bounds(found: Assessment) -> list[str]:
+    """The live peak, the best placement, the capacity, and what they say about each other."""
+    lines = [f"Live blocks alone come to {format_bytes(found.live_peak_bytes)}: no setting needs less."]
+    if found.offline_bytes is not None and found.offline_bytes > found.live_peak_bytes:
+        lines.append(
+            f"Placed in one range with knowledge of the future: {format_bytes(found.offline_bytes)}."
+        )
     if found.capacity_bytes is None:
-        return sentence + " No capacity is known; give one with --capacity."
+        return [*lines, "No capacity is known; give one with --capacity."]
     source = "shown by the out-of-memory row" if found.capacity_source == "oom row" else "given"
-    sentence += f" Capacity: {format_bytes(found.capacity_bytes)} ({source})."
+    lines.append(f"Capacity: {format_bytes(found.capacity_bytes)} ({source}).")
     shortfall = found.shortfall_bytes
     if shortfall is not None and shortfall > 0:
-        sentence += f" They exceed it by {format_bytes(shortfall)}: this is no matter of settings."
-    return sentence
+        lines.append(f"Live blocks exceed it by {format_bytes(shortfall)}: this is no matter of settings.")
+    return lines
 
 
 def whatif_advice(found: Assessment) -> str:
@@ -130,3 +140,49 @@ def whatif_advice(found: Assessment) -> str:
     if any(each.fits is not False for each in found.configs):
         return "No recommendation: too close to call, the answer depends on where the driver places segments."
     return "No recommendation: no setting makes it fit."
+
+
+def place_words(stacks: StackTable, stack: int) -> str | None:
+    """The user's own frame of a stack, as "keep_result, model.py:77"; None when there is none."""
+    frames = stacks[stack] if stack >= 0 else []
+    chain = user_chain(frames) or [frame for frame in frames if frame.is_python][:1]
+    return f"{chain[0].function}, {chain[0].file}:{chain[0].line}" if chain else None
+
+
+def failure_lines(found: OomMeasures, stacks: StackTable) -> list[str]:
+    """What stood between the failed request and its memory."""
+    request = format_bytes(found.request_bytes)
+    lines = [
+        f"The request that failed (event {found.row:,}): {request}. Free in its pool and stream: "
+        f"{format_bytes(found.usable_free_bytes)}, the largest piece {format_bytes(found.largest_usable_bytes)}."
+    ]
+    short = found.shortfall0_bytes
+    if short is not None and short > 0:
+        lines.append(f"It lacked {format_bytes(short)} even with perfect packing.")
+    elif found.autopsy is not None:
+        blocks = found.autopsy.blocks
+        total = format_bytes(found.autopsy.live_bytes)
+        lines.append(f"Fewest blocks in its way: {len(blocks)}, together {total}.")
+        for block in blocks[:MAX_NAMED]:
+            age = "older than the history" if block.age_rows is None else f"{block.age_rows:,} events old"
+            place = place_words(stacks, block.stack) or "stack unknown"
+            lines.append(f"  {format_bytes(block.size)}  {place}, {age}")
+    return lines
+
+
+def failure_json(found: OomMeasures | None, stacks: StackTable) -> dict[str, object] | None:
+    """The entry `failure` of a device in oomscope.whatif/1."""
+    if found is None:
+        return None
+    blocks = () if found.autopsy is None else found.autopsy.blocks
+    return {
+        "event_index": found.row,
+        "request_bytes": found.request_bytes,
+        "shortfall_bytes": found.shortfall0_bytes,
+        "usable_free_bytes": found.usable_free_bytes,
+        "largest_usable_bytes": found.largest_usable_bytes,
+        "in_the_way": [
+            {"size_bytes": block.size, "allocated_at": block.row, "where": place_words(stacks, block.stack)}
+            for block in blocks
+        ],
+    }

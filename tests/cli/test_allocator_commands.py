@@ -131,12 +131,19 @@ def test_what_decides_a_case_of_fragmentation(fragmented: str, capsys: pytest.Ca
     assert "Recommended: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
     assert "Capacity: 500.00 MiB (shown by the out-of-memory row)" in text
     assert "smallest device" in text
+    assert "22.00 MiB  keep_result, model.py:77, 34 events old" in text
     code, found = answer(capsys, ["whatif", fragmented], "whatif")
     assert code == ExitCode.DONE
     assert found["trusted"] is True
     (device,) = found["devices"]
     assert device["recommended"] == "expandable_segments:True"
     assert device["live_peak_bytes"] == 480 * MIB
+    assert device["offline_bytes"] == 504 * MIB
+    failure = device["failure"]
+    assert failure["request_bytes"] == 60 * MIB
+    assert failure["shortfall_bytes"] < 0
+    (block,) = failure["in_the_way"]
+    assert block["where"] == "keep_result, model.py:77"
     fits = {each["conf"]: each["fits"] for each in device["configs"]}
     assert fits[""] is False
     assert fits["expandable_segments:True"] is True
@@ -165,6 +172,7 @@ def test_a_shortage_gets_no_recommendation(tmp_path: Path, capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "this is no matter of settings" in text
     assert "no setting makes it fit" in text
+    assert "It lacked 44.00 MiB even with perfect packing" in text
 
 
 def test_without_a_capacity(good: str, capsys: pytest.CaptureFixture[str]) -> None:

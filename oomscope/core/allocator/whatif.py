@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oomscope.core.allocator.bounds import Lifetimes, offline_placement
 from oomscope.core.allocator.history import FREE_REQUESTED, OOM, History
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.allocator.model_config import UNLIMITED
@@ -33,6 +34,8 @@ USUAL_CONFIGS = ("", "expandable_segments:True", "max_split_size_mb:128", "max_s
 #: Minimum capacity is searched to this part of the result, or 2 MiB.
 _TOLERANCE = 2048
 _GRANULE = 2 * MIB
+#: Most allocations for which the placement with knowledge of the future is computed: it takes half a second.
+_OFFLINE_SLOTS = 5000
 #: Requests a second that a run is assumed to manage before one was timed.
 _ASSUMED_SPEED = 1_000_000
 
@@ -75,6 +78,9 @@ class Assessment:
     """Why not, in a sentence."""
     live_peak_bytes: int = 0
     """Highest sum of live blocks: no setting needs less."""
+    offline_bytes: int | None = None
+    """What placing every block with knowledge of the future would take, in one range; None when not computed.
+    What lies between it and the smallest device is fragmentation."""
     capacity_bytes: int | None = None
     capacity_source: str | None = None
     """"given" or "oom row"."""
@@ -99,6 +105,7 @@ class Assessment:
         return {
             "device": self.device,
             "live_peak_bytes": self.live_peak_bytes,
+            "offline_bytes": self.offline_bytes,
             "capacity_bytes": self.capacity_bytes,
             "configs": [each.to_json() for each in self.configs],
             "recommended": None if self.recommended is None else self.recommended.to_text(),
@@ -165,6 +172,7 @@ class Evaluation:
         self._peaks: dict[str, int] = {}
         self._limited: dict[str, Outcome] = {}
         self._needs: dict[str, int] = {}
+        self._floor: int | None = None
 
     def run(self, addresses: str) -> None:
         """Peak without a limit, and fit in the capacity, under one address model; the first one always."""
@@ -184,7 +192,9 @@ class Evaluation:
         high = self._peaks.get(addresses)
         if high is None:
             return
-        low = max(0, self.trace.live_peak(self.config)[0] - 1) // _GRANULE * _GRANULE  # does not fit, or just
+        if self._floor is None:
+            self._floor = self.trace.live_peak(self.config)[0]
+        low = max(0, self._floor - 1) // _GRANULE * _GRANULE  # does not fit, or just
         if self.config.per_process_memory_fraction < 1.0:
             low = 0
         tolerance = max(_GRANULE, high // _TOLERANCE // _GRANULE * _GRANULE)
@@ -301,6 +311,8 @@ def assess(
     wanted = _wanted_configs(checked.config, configs)
     trace = _trace_within(budget, result, replayed, history, len(wanted))
     result.live_peak_bytes, _ = trace.live_peak()
+    if trace.n_slots <= _OFFLINE_SLOTS:
+        result.offline_bytes = offline_placement(Lifetimes.of(trace))
     evaluations = [
         Evaluation(trace, config, capacity=result.capacity_bytes, budget=budget) for config in wanted
     ]

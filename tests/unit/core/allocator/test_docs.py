@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from oomscope.cli.whatif import whatif_text
+from oomscope.cli.whatif import answer, whatif_text
 from oomscope.core.allocator.synth import SyntheticProcess
 from oomscope.core.allocator.synth_workloads import fragmented_oom
-from oomscope.core.allocator.whatif import assess
 from oomscope.units import MIB
 
 from .helpers import loaded
@@ -23,7 +22,7 @@ def test_the_example_of_fragmentation() -> None:
     process = SyntheticProcess(capacity=500 * MIB)
     fragmented_oom(process)
     snapshot = loaded(process)
-    text = whatif_text("fragmented.pickle", [assess(snapshot, snapshot.devices[0])])
+    text = whatif_text("fragmented.pickle", [answer(snapshot, snapshot.devices[0])], snapshot.stacks)
     assert text in (DOCS / "whatif.md").read_text()
 
 
