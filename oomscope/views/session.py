@@ -21,13 +21,7 @@ from oomscope.views import compare, composition, diagnosis, events, fixes, ranks
 from oomscope.views.coerce import clean, integer, items, text, texts
 from oomscope.views.frame import Frame
 from oomscope.views.protocols import Rank
-
-_ENDS = {
-    "oom": "ran out of memory",
-    "failed": "failed",
-    "lost": "its process is gone",
-    "silent": "nothing heard for a while",
-}
+from oomscope.views.rank_events import RankEvents
 
 
 class LiveView(Protocol):
@@ -118,8 +112,7 @@ class SessionModel:
         self._attempts: dict[int, _AttemptFiles] = {}
         self._histories: dict[int, tuple[tuple[int, ...], series.History]] = {}
         self._past_attempts: dict[int, _Past] = {}
-        self._notes: list[events.EventLine] = []
-        self._seen: dict[int, tuple[int, str]] = {}
+        self._noticed = RankEvents()
         self._supervisor_seen: tuple[int, list[events.EventLine]] = (-1, [])
         local = session.info.get("host") == socket.gethostname()
         self._host_total = psutil.virtual_memory().total if local else None
@@ -149,11 +142,11 @@ class SessionModel:
         states: list[Rank] = sorted(live.ranks, key=lambda rank: int(rank.rank))
         histories = {state.rank: self._history(state) for state in states}
         rows = tuple(ranks.rank_row(s, histories[s.rank], host_total_bytes=self._host_total) for s in states)
-        self._note_changes(states, rows)
         files = self._attempt_files()
         state = self.session.current_state()
         stored = self.session.state()
         number = integer(stored, "attempt") or (files[-1].number if files else 1)
+        self._noticed.notice(files[-1].number if files else number, states, rows)
         # A rerun that went well has findings too, but nothing in them: the cause is the last one found.
         with_findings = [f for f in reversed(files) if f.load("findings")]
         diagnosed = next((f for f in with_findings if items(f.load("findings"), "verdicts")), None)
@@ -287,27 +280,11 @@ class SessionModel:
             )
         return found
 
-    def _note_changes(self, states: Sequence[Any], rows: Sequence[ranks.RankRow]) -> None:
-        """Cache flushes and ends of ranks, noticed between two polls."""
-        for state, row in zip(states, rows, strict=True):
-            first = row.rank not in self._seen
-            retries, before = self._seen.get(row.rank, (0, "running"))
-            t = int(getattr(state, "last_t", 0) or 0)
-            if row.retries > retries:
-                said = f"cudaMalloc retry #{row.retries}: the cache was flushed"
-                if first:
-                    said = f"{wording.plural(row.retries, 'cudaMalloc retry', 'cudaMalloc retries')} so far"
-                self._notes.append(events.EventLine(t, "warn", said, row.rank, row.step))
-            if row.state != before and row.state in _ENDS:
-                self._notes.append(events.EventLine(t, row.severity, _ENDS[row.state], row.rank, row.step))
-            self._seen[row.rank] = (row.retries, row.state)
-        del self._notes[:-500]
-
     def _events(self, records: Sequence[Mapping[str, Any]]) -> tuple[events.EventLine, ...]:
         if len(records) != self._supervisor_seen[0]:
             self._supervisor_seen = (len(records), events.supervisor_lines(records))
         # A stable sort: lines without a time of their own stay where they were noticed.
-        return tuple(sorted([*self._supervisor_seen[1], *self._notes], key=lambda line: line.t_ns))
+        return tuple(sorted([*self._supervisor_seen[1], *self._noticed.lines], key=lambda line: line.t_ns))
 
 
 @dataclass(frozen=True)
