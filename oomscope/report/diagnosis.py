@@ -78,7 +78,8 @@ def text(findings: Mapping[str, Any], *, guide: bool = False) -> str:
     events = _events(findings)
     title = headline(findings)
     if title:
-        lines += _wrap(f"Out of memory: {title}", "  ", "")
+        happened = "Out of memory" if findings.get("failed", True) else "Did not run out of memory"
+        lines += _wrap(f"{happened}: {title}", "  ", "")
     lines += _where_in_log(findings, events)
     verdicts = findings["verdicts"]
     if not verdicts:

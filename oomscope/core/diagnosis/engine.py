@@ -62,7 +62,8 @@ def _is_measured(e: Evidence) -> bool:
 def _complains(evidence: Evidence) -> bool:
     """Somebody describes a memory problem in words."""
     grows = evidence.trend is not None and evidence.trend.is_leak
-    return grows or any(signal.name.startswith(("says:", "phase:")) for signal in evidence.signals)
+    said = (s for s in evidence.signals if s.source not in ("traceback", "source code", "snapshot"))
+    return grows or any(signal.name.startswith(("says:", "phase:")) for signal in said)
 
 
 def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict]) -> Verdict:

@@ -149,6 +149,7 @@ class Diagnosis:
         }
         return {
             "schema": SCHEMA,
+            "failed": known.failed,
             "subject": subject,
             "sources": list(known.sources),
             "messages": [message.to_json() for message in known.messages],

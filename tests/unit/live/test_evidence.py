@@ -178,6 +178,32 @@ def test_composition_of_a_simulated_peak(attempt):
     assert cause(e) == "capacity_activations"
 
 
+def test_a_failure_of_another_kind_is_no_memory_problem(attempt):
+    raised = {
+        "k": "exception",
+        "type": "ValueError",
+        "message": "no",
+        "is_oom": False,
+        "frames": [["/u/t.py", 3, "forward"]],
+    }
+    attempt.write(hello(), RANK, *(step(n) for n in range(8)), raised)
+    e = collect(attempt.path)
+    assert e.signal("phase:forward") is not None
+    assert diagnose(e).verdicts == ()
+
+
+def test_growth_without_failure_is_told(attempt, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("for x in y:\n    out = f(x)\n    kept.append(out.detach())\n")
+    attempt.write(
+        hello(script), RANK, *(step(n, low=1 + n * 0.1, peak=2 + n * 0.1) for n in range(40)), {"k": "bye"}
+    )
+    found = diagnose(collect(attempt.path))
+    assert found.verdict.rule.cause == "container_accumulation"
+    assert found.to_json()["failed"] is False
+    assert any("card is full in about" in f.text for f in found.verdict.finding.evidence)
+
+
 def test_malformed_records_are_skipped(attempt):
     attempt.write(
         hello(argv="x", env=7), {"k": "step", "step": "three"}, {"k": "oom", "frames": [[1], "x", ["f", 2, "g"]], "step": None},

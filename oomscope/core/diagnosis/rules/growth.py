@@ -127,7 +127,9 @@ def _container(e: Evidence) -> Answer:
     lint = e.lint_of(*CONTAINER_LINT)
     growth = e.growth
     if _is_growing(e):
-        evidence = t.facts(t.trend_fact(e), t.growth_fact(growth) if growth else None, _lint_fact(lint))
+        evidence = t.facts(
+            t.trend_fact(e), t.growth_fact(growth) if growth else None, _lint_fact(lint), *_eta(e)
+        )
         if _looks_like_graph(e):
             return Excluded(evidence)
         if growth is None and lint is None:
@@ -136,7 +138,7 @@ def _container(e: Evidence) -> Answer:
             return Finding(0.4, "Installed code keeps results of every step.", evidence, (t.SOURCE,))
         where: Where | None = lint.where if lint else (growth.where or growth.caller) if growth else None
         return Finding(
-            0.9 if growth and lint else 0.82 if growth else 0.6,
+            0.9 if growth and lint else 0.82 if growth else 0.78,
             "Each step leaves results behind: a list, a metric or a buffer holds them on the device. No graph hangs "
             "on them.",
             evidence,
