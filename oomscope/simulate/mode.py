@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import accumulate
 from .device import Device
+from .fallback import run_on_host
 from .infer import Inference
 from .ops import attention, native, recurrent, shapes, transfers, workspaces  # noqa: F401  # they register kernels
 from .ops.registry import Info
@@ -181,6 +182,7 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         Raises:
             UnsupportedOperation: torch knows no fake kernel for it.
         """
+        problem: Exception | None = None
         try:
             out = self._inference(self._infos.get(func) or self._learn(func), func, args, kwargs)
         except (
@@ -188,12 +190,14 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
             fake_tensor.DynamicOutputShapeException,
             fake_tensor.DataDependentOutputException,
             fake_tensor.UnsupportedFakeTensorException,
-        ) as problem:
-            raise self._unsupported(func) from problem
-        except NotImplementedError as problem:
-            raise self._unsupported(func) from problem
+            NotImplementedError,
+        ) as unknown:
+            problem = unknown
+            out = NotImplemented
         if out is NotImplemented:
-            raise self._unsupported(func)
+            out = run_on_host(self, func, args, kwargs)
+        if out is NotImplemented:
+            raise self._unsupported(func) from problem
         return out
 
     def hold(self, tensors: list[Any]) -> None:

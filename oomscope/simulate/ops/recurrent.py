@@ -39,3 +39,35 @@ def lstm_cell(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """(new state, new cell, workspace): the workspace keeps the four gates."""
     gates, cell = args[0], args[2]
     return tuple(_empty(mode, cell, *shape) for shape in (cell.shape, cell.shape, gates.shape))
+
+
+@kernel("aten::_pack_padded_sequence")
+def pack_padded_sequence(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """(packed rows, rows at each time).
+
+    The second is on the host, and follows from the lengths, which are there too.
+    """
+    source, lengths = args[:2]
+    batch_sizes = torch.tensor([int((lengths > time).sum()) for time in range(int(lengths.max()))])
+    packed = _empty(mode, source, int(lengths.sum()), *source.shape[2:])
+    return packed, batch_sizes
+
+
+@kernel("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")
+def use_cudnn_ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    return False
+
+
+@kernel("aten::_ctc_loss")
+def ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """(loss of each row, log-probabilities of every prefix). Source: native/cuda/LossCTC.cu."""
+    log_probs, _, _, target_lengths = args[:4]
+    steps, rows = log_probs.shape[:2]
+    longest = max(int(each) for each in target_lengths) if len(target_lengths) else 0
+    return _empty(mode, log_probs, rows), _empty(mode, log_probs, rows, steps, 2 * longest + 1)
+
+
+@kernel("aten::_ctc_loss_backward")
+def ctc_loss_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    log_probs = args[1]
+    return _empty(mode, log_probs, *log_probs.shape)

@@ -282,6 +282,14 @@ def check_custom_operation_without_a_fake_kernel():
         raise AssertionError("no error")
 
 
+def check_operations_that_torch_cannot_fake():
+    assert torch.unique_consecutive(torch.tensor([1, 1, 2], device="cuda")).tolist() == [1, 2]
+    assert torch.allclose(torch.ones(2, device="cuda"), torch.ones(2, device="cuda"))
+    assert torch.linalg.lstsq(cuda(4, 4), cuda(4, 2)).solution.is_cuda
+    packed = nn.utils.rnn.pack_padded_sequence(cuda(3, 5, 8), torch.tensor([5, 4, 2]), batch_first=True)
+    assert packed.data.shape == (11, 8) and packed.data.is_cuda
+
+
 def check_triangular_masks_stay_known():
     mask = torch.tril(torch.ones(2048, 2048, dtype=torch.bool, device="cuda"))
     assert mask.sum().item() == 2048 * 2049 // 2
