@@ -22,6 +22,7 @@ from oomscope.core.fixes.requests import predict_range
 from oomscope.core.fixes.search import Combination, Found, search, time_factor
 from oomscope.errors import PredictionImpossible
 from oomscope.launch.job import JobSpec
+from oomscope.launch.patches import script_of
 from oomscope.launch.predict_card import card_of_job
 from oomscope.launch.predict_catalogue import catalogue
 from oomscope.launch.predict_changes import Changes, launch_changes, patched_command
@@ -94,6 +95,7 @@ def predict(
     )
     prediction = _Prediction(session, attempt, spec, facts, card, capacity, set(only) if only else None)
     prediction.why_no_card = why_none
+    prediction.note = _changed_script(spec, records)
     return prediction.run(time.monotonic() + budget_s, on_progress or (lambda fix, done, total: None))
 
 
@@ -115,6 +117,15 @@ def spec_of(session: Session, attempt: Attempt, card: Card | None) -> JobSpec:
         role="prediction",
         attempt_dir=attempt.path,
     )
+
+
+def _changed_script(spec: JobSpec, records: Sequence[Mapping[str, Any]]) -> str | None:
+    """A warning when the script is no longer the one that failed."""
+    script = script_of(spec.command, spec.cwd)
+    started = next((int(record["t"]) for record in records if record.get("k") == "hello"), None)
+    if script is None or started is None or script.stat().st_mtime_ns <= started:
+        return None
+    return f"{script.name} changed since the failed run: these figures are for the script as it is now"
 
 
 def _world_size(records: Sequence[Mapping[str, Any]]) -> int:

@@ -115,3 +115,20 @@ def test_a_script_that_fails_on_the_device_is_said_so(tmp_path, start_job):
     fixes = job.predict(budget_s=30)
     assert "no data" in fixes["note"]
     assert fixes["recommended"] is None
+
+
+def test_a_script_that_changed_since_the_run_is_said_so(failed_job, predicted):
+    import os
+    import time
+
+    script = Path(failed_job.spec.command[1])
+    before = script.stat()
+    try:
+        os.utime(script, (time.time() + 60, time.time() + 60))
+        made = failed_job.predict(only=("zero1",))
+        assert "gpt.py changed since the failed run" in made["note"]
+    finally:
+        os.utime(script, ns=(before.st_atime_ns, before.st_mtime_ns))
+        from oomscope.store.files import write_json
+
+        write_json(failed_job.attempt.path / "fixes.json", predicted)

@@ -1,4 +1,4 @@
-"""Fixes that promise equal numbers keep them: losses, gradient norms, learning rates, parameters, buffers, evaluation."""
+"""Fixes that promise equal numbers keep them: losses, gradient norms, learning rates, parameters, buffers."""
 
 import pytest
 import torch

@@ -150,7 +150,8 @@ def test_a_file_without_a_newline_at_its_end_keeps_it_so():
 
 
 def test_tabs_stay_tabs():
-    source = "import torch\nfor x in data:\n\tout = model(x)\n\tloss = out.sum()\n\tloss.backward()\n\nopt = torch.optim.SGD(model.parameters(), lr=1)\n"
+    loop = "for x in data:\n\tout = model(x)\n\tloss = out.sum()\n\tloss.backward()\n"
+    source = f"import torch\n{loop}\nopt = torch.optim.SGD(model.parameters(), lr=1)\n"
     code = patch("amp-bf16", source).code
     assert "\twith torch.autocast(" in code
     assert "\t\tout = model(x)" in code
