@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 
 from ..errors import SetupError
-from . import accumulate, compiler, guard
+from . import accumulate, compiler, extensions, guard
 from .cards import Card, resolve
 from .composition import compose
 from .device import Device
@@ -55,6 +55,7 @@ class Session:
         """Folder that all simulated ranks of the job share."""
         self.ranks = [rank]
         """The simulated ranks."""
+        self.plugins: list[str] = []
         self._ended = False
 
     def resize(self, world_size: int, rank: int) -> None:
@@ -116,6 +117,7 @@ class Session:
             "ops": self.mode.operations,
             "compile_ignored": self.mode.compiled,
             "convolution_workspace_bound_bytes": self.mode.convolution_bound,
+            "plugins": self.plugins,
             "world_size": self.world_size,
             "rank": self.rank,
         }  # fmt: skip
@@ -150,6 +152,7 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
         session.exchange = os.path.join(config["attempt_dir"], "exchange")
     if config.get("ranks"):
         session.ranks = [int(each) for each in config["ranks"]]
+    session.plugins = extensions.load(emit)
     session.enter()
     if config.get("role") == "prediction":
         session.device.request_folder = config.get("attempt_dir")

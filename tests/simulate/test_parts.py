@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +149,39 @@ print(f"extra={torch.cuda.max_memory_allocated() - before}")
     partial = (count // 10 + min(count, rows)) * width * 4
     extra = simulate_text(text).value("extra")
     assert gradient + partial <= extra <= gradient + partial + count * 48
+
+
+def test_plugins_register_kernels_and_stay_alone(simulate_text: Any, tmp_path: Any) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "their_plugin.py").write_text(
+        """
+import torch
+library = torch.library.Library("theirs", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+
+def register(registry):
+    torch.library.register_fake("theirs::twice", torch.empty_like)
+    registry.workspace("theirs::twice")(lambda mode, func, args, kwargs, outs: [5 << 20])
+"""
+    )
+    info = tmp_path / "their_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[oomscope.simulate]\nbroken = no_such_module:register\ntheirs = their_plugin:register\n"
+    )
+    text = """
+import torch
+x = torch.ones(1 << 20, device="cuda")
+before = torch.cuda.memory_allocated()
+y = torch.ops.theirs.twice(x)
+print(f"kept={torch.cuda.memory_allocated() - before}")
+print(f"peak={torch.cuda.max_memory_allocated() - before}")
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    run = simulate_text(text, env={"PYTHONPATH": path})
+    assert run.exit_code == 0, run.stderr
+    assert run.value("kept") == 4 << 20
+    assert run.value("peak") == 9 << 20
+    assert run.simulated["plugins"] == ["theirs"]
+    assert "no_such_module" in run.records["agent_error"]["error"]
