@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -77,7 +77,6 @@ class JobControl:
     level: int = 0
     """0 leave it alone, 1 SIGINT was asked for, 2 SIGTERM, 3 SIGKILL."""
     reason: str = ""
-    _sent: int = field(default=0, repr=False)
 
     def stop(self, reason: str = "stop") -> None:
         """Ask politely: SIGINT."""
@@ -159,6 +158,7 @@ class _Run:
         self._first_code: int | None = None
         self._sent = 0
         self._deadline: float | None = None
+        self._reason = ""
         self._rundir = ""
         self._started = time.monotonic()
         self._looked = False
@@ -192,8 +192,7 @@ class _Run:
             if self._first_code is None or (self._first_code == 0 and code != 0):
                 self._first_code = code
             if code != 0 and len(self.processes) > 1 and self.control.level == 0:
-                self._deadline = time.monotonic() + _PEER_GRACE_S
-                self.control.terminate(f"another rank ended with code {code}")
+                self._end(f"another rank ended with code {code}")
         if len(self._codes) == len(self.processes):
             return True
         self._pass_on()
@@ -216,8 +215,7 @@ class _Run:
     def time_out(self, seconds: float) -> None:
         if not self.timed_out:
             self.timed_out = True
-            self._deadline = time.monotonic() + _PEER_GRACE_S
-            self.control.terminate(f"it ran longer than {seconds:g} s")
+            self._end(f"it ran longer than {seconds:g} s")
 
     @property
     def exit_code(self) -> int:
@@ -238,15 +236,22 @@ class _Run:
         if self._rundir:
             shutil.rmtree(self._rundir, ignore_errors=True)
 
+    def _end(self, reason: str) -> None:
+        """End the job for a reason of our own: SIGTERM, and SIGKILL after a while."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _PEER_GRACE_S
+            self._reason = reason
+
     def _pass_on(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self.control.kill(self.control.reason)
-        level = self.control.level
+        level, reason = self.control.level, self.control.reason
+        if self._deadline is not None and level < 3:
+            # Our own wish to end it stays ours: the caller may use its handle again for the next attempt.
+            level, reason = (3 if time.monotonic() > self._deadline else max(level, 2)), self._reason
         if level <= self._sent:
             return
         self._sent = level
         number = {1: signal.SIGINT, 2: signal.SIGTERM, 3: signal.SIGKILL}[level]
-        self.session.append_supervisor({"k": "signal", "signal": number.name, "text": self.control.reason})
+        self.session.append_supervisor({"k": "signal", "signal": number.name, "text": reason})
         if level == 3:
             kill_marked(self.spec.attempt_dir)
         for process in self.processes:

@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from oomscope.errors import LaunchFailed, OomscopeError
-from oomscope.launch.job import JobControl, JobSpec, run_job
-from oomscope.launch.peers import request_dump
 from oomscope.launch.processes import become_subreaper
 from oomscope.protocol import layout
-from oomscope.store import control as requests
 from oomscope.store.session import ENDED, ProcessMark, Session
 
 #: How long a new supervisor may take to write its first state.
@@ -96,46 +93,6 @@ def _own_environment(env: Mapping[str, str] | None) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
     return environment
-
-
-def run_once(session: Session, payload: Mapping[str, Any]) -> int:
-    """An entry: one attempt of `payload["command"]`, with requests from viewers served; returns its exit code."""
-    attempt = session.new_attempt(command=payload["command"])
-    control = JobControl()
-    spec = JobSpec(
-        command=tuple(payload["command"]),
-        cwd=Path(payload["cwd"]),
-        env=dict(os.environ),
-        device=None,
-        plan={},
-        steps=payload.get("steps"),
-        detail=bool(payload.get("detail")),
-        role="attempt",
-        attempt_dir=attempt.path,
-    )
-    session.set_state("running", attempt=attempt.number)
-    result = run_job(spec, session=session, control=control, on_poll=lambda: serve(session, control))
-    session.set_state("done" if result.exit_code == 0 else "oom" if result.oom else "failed")
-    return result.exit_code
-
-
-def serve(session: Session, control: JobControl) -> None:
-    """Answer what viewers ask of a running job: stop, kill and dump; the rest needs the loop of attempts."""
-    for request in requests.receive(session):
-        ok, text = True, f"asked the job to {request.do}"
-        if request.do == "stop":
-            control.stop("a viewer asked")
-        elif request.do == "kill":
-            control.kill("a viewer asked")
-        elif request.do == "dump":
-            count = request_dump(session, rank=request.rank)
-            ok, text = count > 0, f"{count} ranks were asked for a dump"
-        else:
-            ok, text = (
-                request.do == "detach",
-                "the job goes on" if request.do == "detach" else "not while it runs",
-            )
-        requests.answer(session, request, ok, text)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from oomscope.errors import LaunchFailed
 from oomscope.launch import supervisor
-from oomscope.launch.job import JobControl
+from oomscope.launch.job import JobControl, JobSpec, run_job
 from oomscope.live.session import SessionView, log_files
 from oomscope.store.session import ProcessMark, Session, process_start_time
 
@@ -75,6 +75,29 @@ def test_a_signal_to_us_goes_on_to_the_job(launch):
     run = launch(script, on_poll=after(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert run.result.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_job_that_runs_too_long_is_ended_and_the_handle_stays_usable(tmp_path, environment):
+    session = Session.create(tmp_path, name="x")
+    attempt = session.new_attempt()
+    control = JobControl()
+    code = "import signal, time; signal.signal(15, lambda *a: None); time.sleep(60); time.sleep(60)"
+    spec = JobSpec(
+        command=(sys.executable, "-c", code),
+        cwd=tmp_path,
+        env=environment,
+        device=None,
+        plan={},
+        steps=None,
+        detail=False,
+        role="attempt",
+        attempt_dir=attempt.path,
+    )
+    result = run_job(spec, session=session, control=control, timeout_s=0.5)
+    assert (result.timed_out, result.signal) == (True, 9)
+    assert control.level == 0
+    sent = [record["signal"] for record in session.supervisor_records() if record["k"] == "signal"]
+    assert sent == ["SIGTERM", "SIGKILL"]
 
 
 def test_what_the_job_leaves_behind_is_ended_and_nothing_else(launch, tmp_path):
@@ -181,7 +204,7 @@ def test_the_supervisor_outlives_its_starter_and_the_job_is_seen_live(tmp_path, 
         from oomscope.store.session import Session
         session = Session.create(Path({str(tmp_path / "home")!r}), name="train.py")
         payload = {{"command": [sys.executable, {str(tmp_path / "train.py")!r}], "cwd": {str(tmp_path)!r}}}
-        supervisor.start(session, "oomscope.launch.supervisor:run_once", payload)
+        supervisor.start(session, "oomscope.launch.supervised:supervise", payload)
         print(session.path)
     """)
     done = subprocess.run(
@@ -221,12 +244,12 @@ def test_the_supervisor_outlives_its_starter_and_the_job_is_seen_live(tmp_path, 
 
 def test_an_error_in_the_supervisor_reaches_the_session(tmp_path, environment):
     session = Session.create(tmp_path, name="x")
-    supervisor.start(session, "oomscope.launch.supervisor:run_once", {}, env=environment)
+    supervisor.start(session, "oomscope.launch.supervised:supervise", {}, env=environment)
     assert wait_until(lambda: session.current_state() == "failed")
     finished = session.supervisor_records()[-1]
     assert finished["exit_code"] == 70
-    assert "KeyError" in finished["text"]
-    assert "KeyError" in (session.path / "supervisor.log").read_text()
+    assert "missing" in finished["text"]
+    assert "TypeError" in (session.path / "supervisor.log").read_text()
 
 
 def test_the_supervisor_runs_nothing_but_ours(tmp_path, environment):
