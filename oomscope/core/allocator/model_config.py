@@ -179,9 +179,7 @@ class AllocatorConfig:
             return (requested + MIN_BLOCK_SIZE - 1) & -MIN_BLOCK_SIZE
         if requested & (requested - 1) == 0:
             return requested
-        step = (1 << log2) >> (divisions.bit_length() - 1)
-        if step == 0:
-            return 1 << (log2 + 1)
+        step = (1 << log2) >> (divisions.bit_length() - 1)  # at least 512
         return (requested + step - 1) & -step
 
     def segment_size(self, size: int) -> int:

@@ -27,7 +27,7 @@ class Stat:
             self.current += amount
             if self.current > self.peak:
                 self.peak = self.current
-        elif amount:
+        else:
             self.freed -= amount
             self.current += amount
 

@@ -8,6 +8,7 @@ import pytest
 
 from oomscope.core.allocator.history import History, read_history
 from oomscope.core.allocator.initial import describe_ambiguity
+from oomscope.core.allocator.measures import at_oom
 from oomscope.core.allocator.model import (
     AllocatorConfig,
     AllocatorOutOfMemory,
@@ -15,9 +16,9 @@ from oomscope.core.allocator.model import (
     VirtualDriver,
 )
 from oomscope.core.allocator.reconstruct import reconstruct
-from oomscope.core.allocator.replay import Replay, replay
+from oomscope.core.allocator.replay import Replay, Replayer, replay
 from oomscope.core.allocator.replay_driver import RecordedDriver
-from oomscope.core.allocator.requests import RequestTrace, requests_of
+from oomscope.core.allocator.requests import DONE, GIVE_LATER, RequestTrace, requests_of
 from oomscope.core.allocator.simulate import run
 from oomscope.core.allocator.synth import SyntheticProcess, frame
 from oomscope.core.allocator.synth_workloads import fragmented_oom, shortage_oom, training
@@ -25,7 +26,7 @@ from oomscope.core.allocator.verify import verify
 from oomscope.core.snapshot.model import Snapshot
 from oomscope.units import GIB, MIB
 
-from .helpers import history_of, loaded
+from .helpers import history_of, loaded, without_frames
 
 A, B = [frame("a.py", 1, "a")], [frame("b.py", 2, "b")]
 
@@ -350,3 +351,193 @@ def test_events_without_a_context_have_no_frames() -> None:
     process = SyntheticProcess()
     process.device.allocator.malloc(512)
     assert "frames" not in process.snapshot()["device_traces"][0][0]
+
+
+def test_callbacks_and_overflow_pools_may_not_be_enough() -> None:
+    allocator = CachingAllocator(AllocatorConfig(), VirtualDriver(100 * MIB))
+    small = allocator.malloc(12 * MIB)
+    inside = allocator.malloc(12 * MIB, pool=(1, 0))
+    allocator.pool((1, 0)).use_on_oom = True
+    allocator.free(inside)
+    held = [small]
+
+    def let_go() -> bool:
+        if held:
+            allocator.free(held.pop())
+            return True
+        return False
+
+    allocator.release_callbacks.append(let_go)
+    allocator.malloc(50 * MIB)
+    assert allocator.reserved_bytes == 74 * MIB
+    with pytest.raises(AllocatorOutOfMemory):
+        allocator.malloc(60 * MIB)
+
+
+def test_an_oom_row_without_the_free_bytes() -> None:
+    process = SyntheticProcess(capacity=500 * MIB)
+    fragmented_oom(process)
+
+    def forget(raw: Any) -> None:
+        del raw["device_traces"][0][-1]["device_free"]
+
+    snapshot = loaded(process, edit=forget)
+    found = at_oom(snapshot, snapshot.devices[0])
+    assert found is not None
+    assert (found.capacity_bytes, found.shortfall0_bytes, found.device_free_bytes) == (None, None, None)
+    assert found.autopsy is None  # no segment is large enough, and of the device nothing is known
+
+
+def test_segments_that_overlap_are_not_followed() -> None:
+    process = SyntheticProcess()
+    first = process.device.malloc(12 * MIB, A)
+    process.device.malloc(100, A)
+    process.device.malloc(100, A)
+
+    def move(raw: Any) -> None:
+        segment = raw["segments"][-1]
+        shift = first + MIB - segment["address"]
+        segment["address"] += shift
+        for block in segment["blocks"]:
+            block["address"] += shift
+        for row in raw["device_traces"][0]:
+            if row["size"] in (100, 2 * MIB):
+                row["addr"] += shift
+
+    result = replayed(process, move)
+    assert not result.exact
+    assert result.divergence is not None
+    assert "in use" in result.divergence.predicted
+    late = replayed(process, move, start=2)
+    assert not late.exact
+
+
+def test_segments_that_overlap_before_the_first_row() -> None:
+    process = SyntheticProcess()
+    gpu = process.device
+    first, second = gpu.malloc(12 * MIB, A), gpu.malloc(14 * MIB, A)
+    start = len(gpu.rows)
+    for _ in range(3):
+        gpu.free(gpu.malloc(100, A))
+    snapshot = loaded(process)
+    history = read_history(snapshot, snapshot.devices[0], start=start)
+    for segment in history.segments:
+        if segment.address == second:
+            segment.address = first + MIB
+            segment.blocks[0].address = first + MIB
+    result = replay(history, AllocatorConfig())
+    assert result.problems["segments overlap"] == 1
+    assert not result.exact
+
+
+def test_a_stop_before_an_emptied_cache() -> None:
+    process = SyntheticProcess()
+    gpu = process.device
+    gpu.free(gpu.malloc(12 * MIB, A))
+    before = len(gpu.rows)
+    gpu.empty_cache()
+    waiting = gpu.malloc(12 * MIB, A)
+    gpu.record_stream(waiting, 4)
+    gpu.free(waiting)
+    gpu.free(gpu.malloc(100, A))
+    gpu.empty_cache()
+    gpu.process_events(A)
+    history = history_of(process)
+    stopped = Replayer(history, process.config, stop=before).run()
+    assert stopped.allocator.reserved_bytes == 12 * MIB
+    assert replay(history, process.config).exact
+
+
+def test_an_emptied_cache_followed_by_completions() -> None:
+    """Returned segments, completed frees, and then no allocation: the frees stand for themselves."""
+    process = SyntheticProcess()
+    gpu = process.device
+    keep = gpu.malloc(30 * MIB, A)
+    waiting = gpu.malloc(12 * MIB, A, pool=(1, 0))
+    gpu.free(gpu.malloc(50 * MIB, A))
+    gpu.record_stream(waiting, 4)
+    gpu.allocator.begin_capture((2, 0))
+    gpu.free(waiting)
+    gpu.allocator.end_capture((2, 0))
+    rows = list(gpu.rows)
+    gpu.empty_cache()
+    gpu.free(keep)
+    history = history_of(process)
+    assert len(history) > len(rows)
+    completed = [row for row, action in enumerate(history.action) if action == 2]
+    released = [row for row, action in enumerate(history.action) if action == 4]
+    # Put the completion behind the returned segment, as another thread could.
+    assert completed[1] + 1 == released[0]
+    for column in (
+        history.action,
+        history.address,
+        history.size,
+        history.stream,
+        history.stack,
+        history.pool,
+    ):
+        assert column is not None
+        column[completed[1]], column[released[0]] = column[released[0]], column[completed[1]]  # type: ignore[index]
+    assert replay(history, process.config).exact
+
+
+def test_more_blocks_than_the_file_has() -> None:
+    process = SyntheticProcess()
+    process.device.malloc(12 * MIB, A)
+    process.device.malloc(14 * MIB, A)
+    process.device.free(process.device.malloc(16 * MIB, A))
+    history = history_of(process)
+    del history.segments[-1]
+    result = replay(history, process.config)
+    assert not result.exact
+
+
+def test_frees_that_wait_in_requests() -> None:
+    trace = RequestTrace()
+    lost = trace.ask(500 * MIB)
+    trace.give(lost, kind=GIVE_LATER)
+    trace.give(lost, kind=DONE)
+    kept = trace.ask(30 * MIB)
+    trace.give(kept, kind=GIVE_LATER)
+    trace.ask(80 * MIB)  # the retry waits for it
+    trace.give(kept, kind=DONE)
+    outcome = run(trace, AllocatorConfig(), capacity=100 * MIB)
+    assert (outcome.ooms, outcome.peak_reserved_bytes) == (1, 80 * MIB)
+
+
+def test_requests_of_histories_with_waiting_frees_and_emptied_caches() -> None:
+    process = SyntheticProcess(capacity=100 * MIB)
+    gpu = process.device
+    first = gpu.malloc(30 * MIB, A)
+    gpu.record_stream(first, 4)
+    gpu.free(gpu.malloc(20 * MIB, A))
+    gpu.free(first)
+    start = len(gpu.rows)
+    gpu.malloc(80 * MIB, B)  # waits for the free, returns both
+    snapshot = loaded(process, edit=without_frames)
+    history = read_history(snapshot, snapshot.devices[0])
+    found = replay(history, process.config)
+    assert found.exact
+    whole = requests_of(found, history)
+    assert run(whole, process.config, capacity=100 * MIB).fits
+    before = Replayer(history, process.config, stop=start, readings=found.readings).run()
+    window = requests_of(before, history, start=start)
+    assert run(window, process.config, capacity=100 * MIB).fits
+    emptied = SyntheticProcess()
+    emptied.device.free(emptied.device.malloc(30 * MIB, A))
+    emptied.device.empty_cache()
+    emptied.device.malloc(40 * MIB, B)
+    snapshot = loaded(emptied, edit=without_frames)
+    history = read_history(snapshot, snapshot.devices[0])
+    assert requests_of(replay(history, AllocatorConfig()), history).n_slots == 2
+
+
+def test_rows_of_the_tracer_may_start_late() -> None:
+    process = SyntheticProcess()
+    gpu = process.device
+    first = gpu.malloc(512, A)
+    gpu.free(first)
+    rows = list(gpu.rows)
+    assert RequestTrace.from_rows(rows[2:]).n_slots == 0
+    assert len(RequestTrace.from_rows(rows[3:])) == 0
+    assert RequestTrace.from_rows([rows[0]._replace(action="segment_free", context=None)]).n_slots == 0

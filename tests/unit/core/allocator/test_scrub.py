@@ -19,7 +19,8 @@ from .helpers import history_of
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64"])
 def test_any_row_in_any_order(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrub, "SPACING", 50)
+    monkeypatch.setattr(scrub, "SPACING", 11)
+    monkeypatch.setattr(scrub, "MAX_STATES", 1000)
     process = SyntheticProcess(conf, capacity=700 * MIB, total_bytes=4 * GIB)
     random_stream(process, 6, requests=500)
     history = history_of(process)
