@@ -84,7 +84,7 @@ def from_reading(reading: LogReading, *, source: str, about: str = "", job: int 
     mine = [m for m in reading.messages if m.job == number]
     message = choose(mine, reading.first_rank)
     signals: list[Signal] = list(from_frames(message.frames, "traceback")) if message is not None else []
-    if message is not None and "clone()" in message.text:
+    if message is not None and "clone()" in message.before:
         signals.append(Signal("op:clone", "a clone() of the state dict failed", "message"))
     signals += from_words(about) if about else ()
     ranks = sorted({m.rank for m in mine if m.rank is not None and m.is_oom})

@@ -119,6 +119,8 @@ class OomMessage:
     """The traceback above the text, outermost first, as printed."""
     exception: str | None = None
     """Class name in front of the text."""
+    before: str = field(default="", repr=False)
+    """The words in front of the text on its line, at most the last 160 characters."""
     text: str = field(default="", repr=False)
     """The words of the message, white space collapsed, at most 600 characters."""
 

@@ -104,6 +104,7 @@ def _message(stream: Stream, start: int, end: int, limit: int, fields: Fields) -
         "time_s": stamp_seconds(before) if before else None,
         "is_warning": swallowed,
         "exception": exception.group(1) if exception and not swallowed else None,
+        "before": " ".join(before.split())[-160:],
         "text": words,
         "frames": tuple(frames_above(stream.lines, index)),
     }

@@ -411,3 +411,87 @@ def test_ranks_of_a_log_are_a_sign():
     e = from_reading(scan_text(f"[rank0]: {RAISED['message']}\n[rank1]: {RAISED['message']}\n"), source="log")
     assert e.signal("uses:ranks") is not None
     assert e.first_rank == 0
+
+
+def test_a_snapshot_of_a_device_that_did_not_fail(tmp_path):
+    process = SyntheticProcess(capacity=512 * MIB, devices=2)
+    shortage_oom(process)
+    from oomscope.live.evidence_snapshot import read_snapshot
+
+    path = saved(tmp_path, process)
+    found = read_snapshot(path, device=1, steps=(), oom=None)
+    assert found.allocator is None
+    assert found.oom is None
+    assert read_snapshot(path, device=0, steps=(), oom=None).allocator is not None
+    assert read_snapshot(path, device=9, steps=(), oom=None).allocator is not None
+
+
+def test_a_long_history_is_left_to_whatif(tmp_path, monkeypatch):
+    from oomscope.live import evidence_allocator
+
+    monkeypatch.setattr(evidence_allocator, "MAX_ROWS", 3)
+    process = SyntheticProcess(capacity=512 * MIB)
+    shortage_oom(process)
+    e = from_snapshot(saved(tmp_path, process))
+    assert e.allocator is None
+    assert "oomscope whatif" in e.notes[0]
+
+
+def test_an_edited_history_is_not_replayed(tmp_path):
+    process = SyntheticProcess(capacity=512 * MIB)
+    shortage_oom(process)
+    snapshot = process.snapshot()
+    for event in snapshot["device_traces"][0][2:6]:
+        if "addr" in event:
+            event["addr"] += 512
+    path = tmp_path / "edited.pickle"
+    path.write_bytes(to_bytes(snapshot))
+    e = from_snapshot(path)
+    assert e.allocator is None
+    assert any("was not replayed" in note for note in e.notes)
+    assert diagnose(e).verdict is not None
+
+
+def test_expandable_segments_are_not_tried_where_they_are_on(tmp_path):
+    process = SyntheticProcess("expandable_segments:True", capacity=512 * MIB)
+    shortage_oom(process)
+    e = from_snapshot(saved(tmp_path, process))
+    assert e.settings.expandable is True
+    assert all("expandable" not in v.fixes for v in diagnose(e).verdicts)
+
+
+def test_sources_that_cannot_be_read(tmp_path):
+    from oomscope.live.evidence_source import MAX_SOURCE_BYTES, find_script, inspect, read_source
+
+    large = tmp_path / "large.py"
+    large.write_bytes(b"#" * (MAX_SOURCE_BYTES + 1))
+    assert read_source(large) is None
+    assert read_source(tmp_path / "none.py") is None
+    assert inspect(tmp_path / "none.py", ["/x/site-packages/a.py"]) == ((), ())
+    assert find_script({}, None) is None
+    assert str(find_script({"command": ["python", "gone.py"]}, {})) == "gone.py"
+    (tmp_path / "here.py").write_text("x = 1\n")
+    assert find_script({"script": "here.py", "cwd": str(tmp_path)}, None) == tmp_path / "here.py"
+
+
+def test_compressed_snapshots_are_recognised():
+    assert is_snapshot(b"\x28\xb5\x2f\xfd....")
+    assert is_snapshot(b"\x1f\x8b\x08\x08....snapshot.pickle")
+    assert not is_snapshot(b"\x1f\x8b\x08\x08....train.log")
+
+
+def test_a_log_that_repeats_itself_is_noted(monkeypatch):
+    from oomscope.core.diagnosis import log
+
+    monkeypatch.setattr(log, "_MAX_MESSAGES", 1)
+    monkeypatch.setattr(log, "_SMALL", 0)
+    gap = "step 1 loss 2.0\n" * 5000
+    reading = scan_text("".join(f"{RAISED['message']}\n{gap}" for _ in range(3)))
+    assert any("were not read" in note for note in from_reading(reading, source="log").notes)
+
+
+def test_a_failed_clone_is_a_sign_of_saving():
+    text = f"UserWarning: Failed to clone() tensor with name x on rank 1. {RAISED['message']}"
+    e = from_reading(scan_text(text), source="log")
+    assert e.message.is_warning
+    assert cause(e) == "ckpt_full_gather"

@@ -70,6 +70,14 @@ def test_a_leak_is_found_before_it_fails():
     assert any("full in about 180 steps" in f["text"] for v in found["verdicts"] for f in v["evidence"])
 
 
+def test_when_nothing_can_be_asked_for_the_usual_captures_are(monkeypatch):
+    monkeypatch.setattr("oomscope.core.diagnosis.engine.BUILT_IN", ())
+    m = OomMessage("cuda_error_oom")
+    best = diagnose(Evidence(messages=(m,), message=m)).verdict
+    assert best is not None
+    assert [gap.capture for gap in best.finding.missing][-1] == "oomscope run SCRIPT"
+
+
 def test_words_alone_are_never_certain():
     d = diagnose(
         Evidence(signals=(Signal("phase:save", "saving", "words"), Signal("uses:fsdp", "FSDP", "words")))

@@ -182,7 +182,7 @@ def numbers(message: OomMessage) -> dict[str, object]:
     return {
         k: v
         for k, v in message.to_json().items()
-        if k not in ("line", "text", "exception", "frames", "time_s", "is_warning")
+        if k not in ("line", "text", "exception", "frames", "time_s", "is_warning", "before")
     }
 
 
