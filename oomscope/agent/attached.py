@@ -138,6 +138,7 @@ class Attached:
         agent = self.agent
         guard.report_to(agent.emit)
         self._arm_steps()
+        agent._arm_group()
         agent.exceptions.install()
         self._arm_device()
         agent._tick = self._tick  # type: ignore[method-assign]  # the sampler takes it when it starts
@@ -181,8 +182,21 @@ class Attached:
     def _arm_device(self) -> None:
         """Observer and history, if CUDA is in use; never a call that could create a context."""
         torch = self._torch
-        if not torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
+            self._record_device()
             return
+        lazy_call = getattr(torch.cuda, "_lazy_call", None)
+        if lazy_call is not None and hasattr(torch._C, "_cuda_memoryStats"):
+            lazy_call(self._cuda_started)
+
+    def _cuda_started(self) -> None:
+        """The job uses CUDA for the first time; a queued call cannot be taken back, so it may come after we left."""
+        if not self.stopped:
+            self._record_device()
+
+    @guarded("cuda")
+    def _record_device(self) -> None:
+        torch = self._torch
         attach_observer = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach_observer is not None:
             attach_observer(self._observe)
@@ -237,7 +251,7 @@ class Attached:
             return
         self.stopped = True
         agent = self.agent
-        agent.patches.undo()
+        self._disarm()
         agent.exceptions.remove()
         atexit.unregister(agent.goodbye)
         self._end_history()
@@ -257,6 +271,11 @@ class Attached:
         _left_open.append(agent.host)
         CURRENT = None
 
+    def _disarm(self) -> None:
+        self.agent.patches.undo()
+        if self.agent.after_import in sys.meta_path:
+            sys.meta_path.remove(self.agent.after_import)
+
     @guarded("history")
     def _end_history(self) -> None:
         """Switch the history off; that clears the ring, so a snapshot comes first when one is wanted."""
@@ -269,7 +288,7 @@ class Attached:
     def forked(self) -> None:
         """In a forked child of the job: no agent, no hooks, no file."""
         self.stopped = True
-        self.agent.patches.undo()
+        self._disarm()
         self.agent._forked()
 
 

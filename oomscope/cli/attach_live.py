@@ -112,7 +112,10 @@ def _screens(session: AttachSession) -> None:
     worker = threading.Thread(target=_work, args=(session, stop), name="oomscope-attach", daemon=True)
     worker.start()
     try:
-        run_app(session.session.path)
+        choice = run_app(session.session.path)
+        if choice in ("stop", "kill"):
+            pid = session.job.launcher or session.job.ranks[0].pid
+            _say(f"this job was not started by oomscope and goes on; to stop it: kill {pid}")
     finally:
         stop.set()
         worker.join(10.0)

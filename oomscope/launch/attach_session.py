@@ -26,6 +26,7 @@ from oomscope.collect.procfs import read_stat, same_process
 from oomscope.collect.recorder import HostRecorder, read_host_records
 from oomscope.errors import AttachFailed, OomscopeError
 from oomscope.launch import attach_place, preflight
+from oomscope.launch.attach_observe import ObservedRank
 from oomscope.launch.attach_place import Place, Relay
 from oomscope.launch.discover import Job, Rank
 from oomscope.launch.injectors import Report, inject, wrapped
@@ -37,6 +38,8 @@ from oomscope.store.session import ProcessMark, Session, default_home
 _ANSWER_S = 10.0
 _RENEW_S = 1.0
 _LEAVE_S = 3.0
+#: Stacks of ranks without an agent are read anew after this time, without stopping them.
+_STACKS_S = 5.0
 
 
 class Rung(str, enum.Enum):
@@ -60,8 +63,11 @@ class Attachment:
     report: Report | None = None
     place: Place | None = None
     relay: Relay | None = None
+    observed: ObservedRank | None = None
     ended: bool = False
     exit_status: int | None = None
+    last_error: str | None = None
+    """What the rank wrote into its torchelastic error file."""
 
 
 @dataclass(slots=True)
@@ -113,6 +119,7 @@ class AttachSession:
         self.recorder.watch(job.pids)
         self.view = SessionView(self.session)
         self._renewed = 0.0
+        self._stacks_read = time.monotonic()
         self._closed = False
 
     # -- climbing
@@ -216,7 +223,27 @@ class AttachSession:
             if each.agent == "starting":
                 self._hear_answer(each)
         self._notice_ends()
+        if renew:
+            self._observe()
         return self.view.poll()
+
+    def _observe(self) -> None:
+        """Once a second: what can be seen of the ranks that have no agent."""
+        without = [
+            each for each in self.ranks if not each.ended and each.agent not in ("active", "starting", "left")
+        ]
+        if not without:
+            return
+        again = time.monotonic() - self._stacks_read > _STACKS_S
+        if again:
+            self._stacks_read = time.monotonic()
+        gpus = self.gpus()
+        for each in without:
+            if again and each.rung is not Rung.OBSERVE:
+                dump = stacks.dump(each.rank.pid, allow_blocking=False)
+                each.stack = dump if dump.ok else each.stack
+            each.observed = each.observed or ObservedRank(each.rank, self.attempt.procs)
+            each.observed.write(self.machine, gpus.by_pid.get(each.rank.pid), each.stack)
 
     def _hear_answer(self, each: Attachment) -> None:
         assert each.place is not None
@@ -259,6 +286,7 @@ class AttachSession:
             if stat is not None and stat.state not in "ZX" and stat.start_ticks == each.rank.start_ticks:
                 continue
             each.ended = True
+            each.last_error = _error_file(each.rank)
             if each.agent in ("starting", "active"):
                 each.agent = "left"
             self._say(f"{_name(each)} (pid {each.rank.pid}) has ended")
@@ -273,7 +301,9 @@ class AttachSession:
         return {state.pid: state for state in (*self.view.ranks, *self.view.others)}
 
     def state_of(self, each: Attachment) -> RankState | None:
-        return self.states().get(each.rank.namespace_pid) if each.place is not None else None
+        if each.place is None or each.agent in ("none", "failed", "already"):
+            return None
+        return self.states().get(each.rank.namespace_pid)
 
     def number_of(self, each: Attachment) -> int | None:
         """The rank's number: from its environment, else from its agent."""
@@ -330,6 +360,10 @@ class AttachSession:
         facts = []
         for each in self.ranks:
             each.exit_status = statuses.get(each.rank.pid)
+            if each.last_error is not None:
+                facts.append(
+                    outside.Fact("exception", f"{_name(each)}: {each.last_error}", "torchelastic error file")
+                )
         killed = [
             status for pid, status in statuses.items() if pid in pids and status is not None and status < 0
         ]
@@ -444,6 +478,20 @@ def _create(job: Job, home: Path | None) -> Session:
         launcher="attached",
         python=_executable(first.pid),
     )
+
+
+def _error_file(rank: Rank) -> str | None:
+    """The message in the rank's torchelastic error file; torchrun removes it soon after the end."""
+    path = rank.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return None
+    try:
+        found: Any = read_json(path)
+    except OomscopeError:
+        return None
+    message = found.get("message") if found is not None else None
+    text = message.get("message") if isinstance(message, dict) else message
+    return str(text)[:500] if text else None
 
 
 def _executable(pid: int) -> str | None:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -143,7 +144,7 @@ def test_mp_spawn_ranks_learn_their_numbers_from_the_agent(start):
     assert [rank.rank for rank in found.ranks] == [None, None]
     assert any("torch.multiprocessing.spawn" in problem for problem in found.problems)
     session = attach(job.pid)
-    session.wait_for_readings(20)
+    wait_until(lambda: (session.refresh(), None not in map(session.number_of, session.ranks))[1], 40)
     assert sorted(session.number_of(each) for each in session.ranks) == [0, 1]
     session.close()
     assert job.poll() is None
@@ -178,6 +179,23 @@ def test_a_second_attach_is_told_of_the_first(torchrun):
     first.close()
 
 
+def test_a_killed_job_is_not_called_out_of_memory_without_proof(target):
+    process = target("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    session = attach(process.pid, agent=False)
+    session.wait_for_readings(5)
+    process.kill()
+    process.wait()
+    wait_until(lambda: (session.refresh(), session.is_over)[1])
+    session.recorder.settle()
+    session.close()
+    notes = [row.get("text", "") for row in session.session.supervisor_records() if row["k"] == "note"]
+    assert (
+        any("SIGKILL" in note and "scheduler" in note for note in notes)
+        or session.ranks[0].exit_status is None
+    ), notes
+    assert session.session.state()["state"] == ("failed" if session.ranks[0].exit_status else "done")
+
+
 def test_a_job_without_torch(target):
     process = target(
         "import threading, time\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -189,6 +207,22 @@ def test_a_job_without_torch(target):
     assert "torch" in each.why_not_higher
     session.close()
     assert process.poll() is None
+
+
+def test_ranks_without_an_agent_are_shown_from_outside(torchrun):
+    job = torchrun(SECONDS="60")
+    session = attach(job.pid, agent=False)
+    wait_until(lambda: session.refresh() and len(session.view.ranks) == 2, 15)
+    for state in session.view.ranks:
+        assert state.hello["role"] == "observed"
+        assert state.rss_bytes > 1 << 20
+        assert state.step > 0, "guessed from the local variable `step`"
+        assert state.state == "running"
+    assert all(session.state_of(each) is None for each in session.ranks), "a guess is not what an agent told"
+    session.attach_agents()
+    session.wait_for_readings(10)
+    assert all(session.state_of(each).hello["role"] == "attached" for each in session.ranks)
+    session.close()
 
 
 def test_a_stuck_job_shows_where_it_is(start):
@@ -294,19 +328,16 @@ sys.exit(main(["attach", sys.argv[1], "--once", "--json", "--agent"]))
 """
 
 
-def test_another_users_process(target, tmp_path):
+def test_another_users_process(target):
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
     process = target("import time\nprint('ready', flush=True)\ntime.sleep(60)")
-    home = tmp_path / "nobody"
-    home.mkdir()
-    home.chmod(0o777)
-    for parent in [tmp_path, *list(tmp_path.parents)[:3]]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-    done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(process.pid)],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "OOMSCOPE_HOME": str(home)},
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as home:  # not below pytest's folder, which others may not enter
+        os.chmod(home, 0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(process.pid)],
+            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "OOMSCOPE_HOME": home},
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["ranks"]
     assert row["rung"] == "observe"
