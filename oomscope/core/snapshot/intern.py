@@ -8,7 +8,7 @@ an `Interner` is in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from oomscope.core.snapshot.columns import NO_STACK, Frame, StackTable
@@ -55,6 +55,8 @@ class Interner:
         self.texts: list[str] = []
         self.bad_frames = 0
         """Frames or stacks that were not of torch's form and were left out."""
+        self.taken: Callable[[int], int] | None = None
+        """Stack of a list that a scanner took out of the stream; what refers to it holds its number instead."""
         self.stack_of_list: dict[int, int] = {}
         """id() of a frames list already seen -> stack number."""
         self._lookalikes: dict[tuple[int, ...], list[tuple[list[Any], int]]] = {}
@@ -72,6 +74,9 @@ class Interner:
             return known
         if frames is None:
             return NO_STACK
+        if type(frames) is int and self.taken is not None:
+            number = self.stack_of_list[id(frames)] = self.taken(frames)
+            return number
         if type(frames) is not list:
             self.bad_frames += 1
             return NO_STACK

@@ -52,6 +52,8 @@ def parse_snapshot(
         raise SnapshotError(f'has neither "segments" nor "device_traces" (keys: {keys})', hint=_HINT)
     interner, notes = Interner(), Notes()
     interner.pool((0, 0))
+    if runs is not None:
+        interner.taken = lambda number: runs.taken(number, interner)
     tables = parse_segments(raw.get("segments", []), interner, notes)
     events = _traces(raw.get("device_traces", []), interner, notes, runs)
     annotations = _annotations(raw.get("external_annotations", []), interner, notes)

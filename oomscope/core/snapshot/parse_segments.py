@@ -99,7 +99,11 @@ def _block(
     if state == BlockState.INACTIVE:
         return address, size, 0, state, NO_STACK
     requested = size if requested is None else integer(requested, where, "requested_size")
-    return address, size, requested, state, interner.stack(frames) if frames else NO_STACK
+    stack = interner.stack(frames)
+    known = stack >= 0 and bool(
+        interner.stacks[stack]
+    )  # a block without frames is one whose stack nobody knows
+    return address, size, requested, state, stack if known else NO_STACK
 
 
 def _sums(blocks: Sequence[tuple[int, ...]]) -> dict[str, int]:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oomscope.core.snapshot.columns import BoolArray, ByteArray, IntArray
+from oomscope.core.snapshot.scan_lists import Bodies, filler, list_ends
 
 MIN_RUN = 8
 """Shorter chains of rows are left to the unpickler: they gain nothing, and may be bytes inside a text."""
@@ -70,7 +71,8 @@ class Run:
     kinds: list[int]
     """Kind of the values of each key, the same in all rows."""
     values: list[IntArray]
-    """(n_rows,) int64 per key: the integer, or the reference; of a pair both 32-bit halves."""
+    """(n_rows,) int64 per key: the integer, or the reference; of a pair both 32-bit halves; -1 - n for list n
+    of `Scanned`."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class Scanned:
     runs: list[Run]
     references: IntArray
     """(m,) int64 ascending: reference of each object in that list."""
+    lists: list[list[int]]
+    """References in each list that was taken out of the rows."""
 
 
 def scan(data: memoryview, reference_of: Callable[[bytes], int], forget: Callable[[int], None]) -> Scanned:
@@ -101,6 +105,7 @@ def scan(data: memoryview, reference_of: Callable[[bytes], int], forget: Callabl
         raise Unscannable("not protocol 4 or 5")
     rest: list[bytes] = [bytes(data[:2])]
     runs: list[Run] = []
+    bodies = Bodies()
     key: bytes | None = None
     carried = b""
     last = False
@@ -116,14 +121,15 @@ def scan(data: memoryview, reference_of: Callable[[bytes], int], forget: Callabl
             key = _get(reference_of(b"".join(rest) + carried[:head] + b"."))
             rest.append(carried[:head])
             carried = carried[head:]
-        carried = _chunk(carried, key, rest, runs, last)
+        carried = _chunk(carried, key, rest, runs, bodies, last)
         forget(end)
     if not last or not runs or not carried.endswith(b"."):
         raise Unscannable("no runs of rows")
-    references = _references(runs)
+    lists = bodies.references()
+    references = _references(runs, lists)
     rest.append(carried[:-1])
     rest.append(b"](" + b"".join(map(_get, references.tolist())) + b"e\x86.")
-    return Scanned(b"".join(rest), runs, references)
+    return Scanned(b"".join(rest), runs, references, lists)
 
 
 def _get(reference: int) -> bytes:
@@ -153,7 +159,7 @@ def _payloads(data: memoryview) -> Iterator[tuple[bytes, int, bool]]:
     yield b"".join(parts), position, True
 
 
-def _chunk(text: bytes, key: bytes, rest: list[bytes], runs: list[Run], last: bool) -> bytes:
+def _chunk(text: bytes, key: bytes, rest: list[bytes], runs: list[Run], bodies: Bodies, last: bool) -> bytes:
     """Move runs to `runs` and what lies between to `rest`; returns the bytes to look at again."""
     data = np.frombuffer(text + bytes(16), np.uint8)
     starts = np.flatnonzero(data[: len(text)] == _DICT)
@@ -168,9 +174,8 @@ def _chunk(text: bytes, key: bytes, rest: list[bytes], runs: list[Run], last: bo
             if len(run) < MIN_RUN:
                 continue
             rest.append(text[done:begin])
-            made = _run(run, columns)
-            memos = len(run) * (1 + made.kinds.count(PAIR))
-            rest.append(b"N" + bytes((_MEMOIZE,)) * memos + b"0J" + struct.pack("<i", len(runs)))
+            made, fill = _run(run, columns, text, bodies)
+            rest.append(fill + b"J" + struct.pack("<i", len(runs)))
             runs.append(made)
             done = finish
     if last:
@@ -191,6 +196,8 @@ class _Column:
     """(n,) int64: reference, -1 in rows that have ended."""
     kind: ByteArray
     value: IntArray
+    list_end: IntArray | None = None
+    """(n,) int64: where the list at `value` ends, 0 where the value is none; None when there are no lists."""
 
 
 def _decode(data: ByteArray, starts: IntArray, key: bytes, size: int) -> tuple[IntArray, list[_Column]]:
@@ -215,11 +222,27 @@ def _decode(data: ByteArray, starts: IntArray, key: bytes, size: int) -> tuple[I
             break
         name, position, alive = _key(data, wide, position, opcode, alive, limit)
         has_action |= alive & (name == action)
+        before = position
         value, kind, position = _value(data, wide, position, limit)
+        list_end = _lists(data, before, alive & (kind == 255), limit)
+        if list_end is not None:
+            found = list_end > 0
+            value, position = np.where(found, before, value), np.where(found, list_end, position)
+            kind = np.where(found, np.uint8(REFERENCE), kind)
         alive &= kind != 255
-        columns.append(_Column(np.where(alive, name, -1), kind, value))
+        columns.append(_Column(np.where(alive, name, -1), kind, value, list_end))
     ends[~has_action] = 0
     return ends, columns
+
+
+def _lists(data: ByteArray, position: IntArray, maybe: BoolArray, limit: int) -> IntArray | None:
+    """Ends of the lists at the positions that `maybe` selects; None when there are none."""
+    rows = np.flatnonzero(maybe)
+    if not len(rows):
+        return None
+    ends = np.zeros(len(position), np.int64)
+    ends[rows] = np.minimum(list_ends(data, position[rows], limit), limit)
+    return ends
 
 
 def _same(opcodes: ByteArray) -> int:
@@ -330,25 +353,41 @@ def _split(chain: IntArray, columns: list[_Column]) -> Iterator[IntArray]:
         yield chain[first:stop]
 
 
-def _run(rows: IntArray, columns: list[_Column]) -> Run:
+def _run(rows: IntArray, columns: list[_Column], text: bytes, bodies: Bodies) -> tuple[Run, bytes]:
+    """The rows, and opcodes that keep the numbering of shared objects as if they were still there."""
     used = [column for column in columns if column.key[rows[0]] >= 0]
-    return Run(
-        keys=tuple(int(column.key[rows[0]]) for column in used),
-        kinds=[int(column.kind[rows[0]]) for column in used],
-        values=[column.value[rows] for column in used],
-    )
+    kinds = [int(column.kind[rows[0]]) for column in used]
+    values = [column.value[rows] for column in used]
+    holding = [
+        n
+        for n, column in enumerate(used)
+        if column.list_end is not None and (column.list_end[rows] > 0).any()
+    ]
+    if len(holding) > 1:
+        raise Unscannable("rows with several lists")
+    lists = np.full(len(rows), -1, np.int64)
+    at = holding[0] if holding else len(used)
+    for number in holding:
+        ends = used[number].list_end[rows]  # type: ignore[index]
+        inside = np.flatnonzero(ends > 0)
+        starts = values[number][inside].tolist()
+        one = bodies.number
+        lists[inside] = [one(text[a:b]) for a, b in zip(starts, ends[inside].tolist(), strict=True)]
+        values[number] = np.where(ends > 0, -1 - lists, values[number])
+    fill = filler(lists, 1 + kinds[:at].count(PAIR), kinds[at:].count(PAIR))
+    return Run(tuple(int(column.key[rows[0]]) for column in used), kinds, values), fill
 
 
-def _references(runs: list[Run]) -> IntArray:
+def _references(runs: list[Run], lists: list[list[int]]) -> IntArray:
     """References that the runs use, ascending; found by marking, for they are small and dense."""
-    keys = [key for run in runs for key in run.keys]
+    keys = [key for run in runs for key in run.keys] + [each for one in lists for each in one]
     used = [
-        values
+        values[values >= 0]
         for run in runs
         for kind, values in zip(run.kinds, run.values, strict=True)
         if kind == REFERENCE
     ]
-    highest = max([*keys, *(int(values.max()) for values in used)])
+    highest = max([*keys, *(int(values.max()) for values in used if len(values))])
     if highest > MAX_REFERENCE:
         raise Unscannable("references are out of range")
     seen = np.zeros(highest + 1, np.bool_)

@@ -23,6 +23,9 @@ class ScannedRows:
         self._runs: list[Run | None] = list(scanned.runs)
         self._references = scanned.references
         self._objects = objects
+        self._lists = scanned.lists
+        self._made: list[list[Any]] = []
+        self._stack_of_list: NDArray[np.int32] | None = None
         self._tables: dict[str, NDArray[np.int32]] = {}
 
     def columns(self, number: int, interner: Interner) -> dict[str, NDArray[Any]]:
@@ -62,6 +65,8 @@ class ScannedRows:
     def _action(self, kinds: dict[str, int], values: dict[str, IntArray]) -> NDArray[np.uint8]:
         if kinds.get("action") != REFERENCE:
             raise Unscannable("action is not a shared text")
+        if (values["action"] < 0).any():
+            raise Unscannable("action is not a text")
         codes = self._table("action", values["action"], _action_code)[values["action"]]
         return codes.astype(np.uint8)
 
@@ -72,12 +77,37 @@ class ScannedRows:
             return np.full(count, NO_STACK, np.int32)
         if kinds["frames"] != REFERENCE:
             raise Unscannable("frames is not a list")
-        return self._mapped("stack", values["frames"], interner).astype(np.int32)
+        given = values["frames"]
+        inline = given < 0
+        if not inline.any():
+            return self._mapped("stack", given, interner).astype(np.int32)
+        numbers = np.empty(count, np.int32)
+        numbers[inline] = self._listed(interner)[-1 - given[inline]]
+        numbers[~inline] = self._mapped("stack", given[~inline], interner)
+        return numbers
+
+    def _listed(self, interner: Interner) -> NDArray[np.int32]:
+        """Stack of each list that was taken out of the rows."""
+        if self._stack_of_list is None:
+            # Kept, because an interner knows lists by identity.
+            self._made = [[self._object(each) for each in one] for one in self._lists]
+            self._stack_of_list = np.array([interner.stack(one) for one in self._made], np.int32)
+        return self._stack_of_list
+
+    def taken(self, number: int, interner: Interner) -> int:
+        """Stack of a list that was taken out of the rows, by its number.
+
+        Raises:
+            Unscannable: there is no such list.
+        """
+        if not 0 <= number < len(self._lists):
+            raise Unscannable("a list that is not there")
+        return int(self._listed(interner)[number])
 
     def _optional(self, kind: str, given: int, values: IntArray, interner: Interner) -> NDArray[Any]:
         if given == NOTHING:
             return np.full(len(values), -1, np.int64)
-        if given == REFERENCE:
+        if given == REFERENCE and not (values < 0).any():
             return self._mapped(kind, values, interner)
         if given == PAIR and kind == "pool":
             distinct, place = _distinct(values)

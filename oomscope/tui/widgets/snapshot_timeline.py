@@ -163,7 +163,7 @@ class SnapshotTimeline(Widget, can_focus=True):
             last: Style | None = None
             for x, (glyph, style) in enumerate(cells):
                 if x in lit:
-                    ground = style.color if glyph not in " ·▁▂▃" else None
+                    ground = None if glyph in " ·" else style.bgcolor if glyph in "▁▂▃" else style.color
                     glyph, style = lit[x], cursor + Style(bgcolor=ground)
                 if style is not last:
                     if run:

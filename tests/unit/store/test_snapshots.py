@@ -298,6 +298,36 @@ def test_scanning_gives_what_unpickling_gives(make: Any, protocol: int) -> None:
     same(scanned(data), parse_snapshot(raw))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_scanning_rows_that_hold_their_stacks_themselves(seed: int) -> None:
+    """As torch writes them: one list per allocation, shared by its rows and its block, of frames that all share."""
+    rng = random.Random(seed)
+    raw = training(steps=40, layers=3)
+    lists: dict[Any, Any] = {}
+    for number, row in enumerate(raw["device_traces"][0]):
+        depth = rng.choice((0, 1, 2, 3, 5))
+        made = list(row["frames"][:depth]) if rng.random() < 0.8 else row["frames"]
+        row["frames"] = lists.get(row["addr"], made) if row["action"] != "alloc" else made
+        lists[row["addr"]] = row["frames"]
+        if seed % 2:
+            row["pool_id"] = (0, number % 3)
+    for segment in raw["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                block["frames"] = lists[block["address"]]
+    order = ["device_traces", "segments"] if seed % 3 else ["segments", "device_traces"]
+    raw = {key: raw[key] for key in (*order, "allocator_settings", "external_annotations")}
+    data = pickle.dumps(raw, protocol=4)
+    found = scan(memoryview(data), reference_of, forgetting(data))
+    assert sum(len(run.values[0]) for run in found.runs) > 200
+    assert len(found.lists) > 3
+    one, other = scanned(data), parse_snapshot(unpickle(data))
+    same(one, other)
+    for a, b in zip(one.devices, other.devices, strict=True):
+        stacks = [one.stacks[stack] for stack in a.blocks.stack.tolist()]
+        assert stacks == [other.stacks[stack] for stack in b.blocks.stack.tolist()]
+
+
 def test_scanning_leaves_other_streams_alone() -> None:
     for data in (
         b"",
