@@ -106,6 +106,8 @@ _SCREENS = (
     Action("live.sort", "o", "sort", "Sort", "Order ranks by number, headroom, peak or growth.", LIVE),
     Action("live.close", "escape", "back", "Back", "Put the time cursor away.", LIVE),
     Action("oom.why_not", "d", "why_not", "Why not", "Show or hide the causes that were ruled out.", OOM, 6),
+    Action("oom.overrule", "space", "overrule", "Overrule", "Answer this question otherwise and walk the flowchart again.", OOM, 3),
+    Action("oom.as_found", "u", "as_found", "As found", "Take your own answers back.", OOM),
     Action("oom.edit", "e", "edit", "Edit", "Open the source line in $EDITOR.", OOM, 4),
     Action("oom.whatif", "w", "whatif", "What if", "Replay the memory trace under other allocator settings.", OOM, 5),
     Action("oom.back", "escape", "back", "Back", "Back to Live.", OOM),

@@ -80,7 +80,7 @@ def alert(
     if state == "done" and last is not None and last.number > 1 and not last.running:
         return _proved(last)
     if state in ("oom", "failed", "lost"):
-        return _ended(state, ranks, diagnosis, exception)
+        return _ended(state, ranks, diagnosis, exception, None if last is None else last.exit_code)
     broken = next((row for row in ranks if row.state in ("oom", "failed")), None)
     if broken is not None and state != "done":
         return Alert(
@@ -120,13 +120,22 @@ def _proved(last: AttemptRow) -> Alert:
     return Alert("ok", said, "5", "proof")
 
 
-def _ended(state: str, ranks: Sequence[RankRow], diagnosis: Diagnosis | None, exception: str) -> Alert:
+#: Exit codes after Ctrl-C or SIGTERM, as a shell and as Python's subprocess count them. SIGKILL is not among them: the
+#: kernel's out-of-memory killer sends it too.
+_STOPPED = frozenset({130, 143, -2, -15})
+
+
+def _ended(
+    state: str, ranks: Sequence[RankRow], diagnosis: Diagnosis | None, exception: str, exit_code: int | None
+) -> Alert:
     if diagnosis is not None and diagnosis.verdict is not None:
         return Alert("error", _cause(diagnosis), "2", "why")
     if state == "lost":
         return Alert("warn", "the supervisor is gone; what was recorded until then is shown", "ctrl+l", "log")
     if state == "oom" or any(row.state == "oom" for row in ranks):
         return Alert("error", "out of memory", "2", "why")
+    if exit_code in _STOPPED and not exception:
+        return Alert("warn", f"the job was stopped (exit code {exit_code})", "ctrl+l", "log")
     return Alert("error", f"the job failed: {exception}" if exception else "the job failed", "ctrl+l", "log")
 
 

@@ -210,6 +210,24 @@ async def test_views_of_the_chart(home: Path, opened: Any, sessions: Any) -> Non
         assert pilot.app.screen.has_class("-selected")
 
 
+# -- out of memory -------------------------------------------------------------------------------
+
+
+async def test_question_can_be_answered_otherwise(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home), start="oom") as pilot:
+        await pilot.press("space")
+        await pilot.pause()
+        text = text_of(pilot.app)
+        assert "with your answers: No cause is left" in text
+        assert "no you" in text
+        await pilot.press("u")
+        await pilot.pause()
+        assert "with your answers" not in text_of(pilot.app)
+        assert "confidence high 0.93" in text_of(pilot.app)
+
+
 # -- fixes ---------------------------------------------------------------------------------------
 
 

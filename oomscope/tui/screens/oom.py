@@ -19,6 +19,7 @@ from oomscope.views import diagnosis as view
 from oomscope.views import whatif, wording
 from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Fact, Headline
+from oomscope.views.overrule import next_answer, walk_again
 
 
 class OomScreen(BaseScreen):
@@ -29,7 +30,7 @@ class OomScreen(BaseScreen):
         "At the top the most likely cause, how sure it is, and the card at the moment of failure. Below, the "
         "questions that were asked: ● is on the path to the cause, ? could not be answered. Every question "
         "has its evidence, and where evidence is missing, the cheapest way to get it. d shows the questions "
-        "off the path too."
+        "off the path too; space answers one otherwise and walks the chart again with what is known."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.OOM)]
     DEFAULT_CSS = """
@@ -45,6 +46,12 @@ class OomScreen(BaseScreen):
     OomScreen SourcePane { height: auto; max-height: 7; border-top: solid $line; display: none; }
     OomScreen.-source SourcePane { display: block; }
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: dict[str, str] = {}
+        self._answered_for = 0
+        self._shown: view.Diagnosis | None = None
 
     def compose_body(self) -> ComposeResult:
         yield VerdictBlock()
@@ -72,11 +79,18 @@ class OomScreen(BaseScreen):
             return
         self.show_missing()
         tall = self.size.height >= 32
-        self.query_one(VerdictBlock).show(found, 5 if tall else 2)
+        if frame.diagnosis_attempt != self._answered_for:
+            self._answered_for, self._answers = frame.diagnosis_attempt, {}
+        found = walk_again(found, self._answers)
+        self._shown = found
+        self.query_one(VerdictBlock).show(
+            found, 5 if tall else 2, "with your answers: " if self._answers else ""
+        )
         flow = self.query_one(FlowList)
         flow.brief = self.query_one(EvidenceList).brief = not tall
         if tall and not flow.shows_all and len(found.flow) <= self.size.height - 20:
             flow.shows_all = True
+        flow.given = dict(self._answers)
         flow.show(found)
         self.query_one(EvidenceList).show(flow.node, found.verdict)
         self.set_class(frame.composition is not None, "-composition")
@@ -119,13 +133,28 @@ class OomScreen(BaseScreen):
     # -- events and actions ------------------------------------------------------------------
 
     def on_line_list_moved(self, message: LineList.Moved) -> None:
-        found = self.host.frame.diagnosis if self.host.frame else None
-        if message.lines.id == "flow" and found is not None:
-            self.query_one(EvidenceList).show(self.query_one(FlowList).node, found.verdict)
+        if message.lines.id == "flow" and self._shown is not None:
+            self.query_one(EvidenceList).show(self.query_one(FlowList).node, self._shown.verdict)
 
     def on_line_list_opened(self, message: LineList.Opened) -> None:
         if message.lines.id == "flow":
             self.query_one("#evidence").focus()
+
+    def action_overrule(self) -> None:
+        """The next answer for the question under the cursor."""
+        found = self.host.frame.diagnosis if self.host.frame else None
+        name = self.query_one(FlowList).cursor_key
+        node = next((n for n in found.flow if n.name == name), None) if found else None
+        if node is None:
+            return
+        answer = next_answer(node, self._answers.pop(name, None))
+        if answer is not None:
+            self._answers[name] = answer
+        self.refresh_frame()
+
+    def action_as_found(self) -> None:
+        self._answers.clear()
+        self.refresh_frame()
 
     def action_why_not(self) -> None:
         flow = self.query_one(FlowList)

@@ -22,6 +22,8 @@ class FlowList(LineList):
         self._questions: tuple[Node, ...] = ()
         self._verdict = ""
         self.shows_all = False
+        self.given: dict[str, str] = {}
+        """Answers of the user in place of those found."""
         self.brief = False
         """Only the path, where there is little room."""
 
@@ -73,7 +75,8 @@ class FlowList(LineList):
             glyph,
             (f" {node.question or node.name}", "bold" if hit else "" if node.on_path else "dim"),
         ]
-        right: list[Span] = [(f" {answer}", style), (" ◀" if hit else "  ", "key")]
+        mine = [(" you", "warn")] if node.name in self.given else []
+        right: list[Span] = [(f" {answer}", style), *mine, (" ◀" if hit else "  ", "key")]
         return Row(columns(left, right, width), node.name)
 
 
@@ -151,7 +154,9 @@ class EvidenceList(LineList):
             rows += evidence_rows(node.evidence, node.missing, width)
             if not node.evidence and not node.missing:
                 rows.append(Row([("no separate evidence", "dim")]))
-        if verdict is not None and (node is None or (node.on_path and node.verdict == verdict.rule)):
+        if verdict is not None and (
+            node is None or not verdict.rule or (node.on_path and node.verdict == verdict.rule)
+        ):
             known = set(node.evidence) if node else set()
             extra = [e for e in verdict.evidence if e not in known]
             rows += evidence_rows(extra, verdict.missing, width)
@@ -168,10 +173,12 @@ class VerdictBlock(LineList, can_focus=False):
         super().__init__(id=id)
         self._diagnosis: Diagnosis | None = None
         self.max_lines = 3
+        self.lead = ""
+        """Words before the cause: whose answers it rests on."""
 
-    def show(self, diagnosis: Diagnosis, max_lines: int) -> None:
-        if (diagnosis, max_lines) != (self._diagnosis, self.max_lines):
-            self._diagnosis, self.max_lines = diagnosis, max_lines
+    def show(self, diagnosis: Diagnosis, max_lines: int, lead: str = "") -> None:
+        if (diagnosis, max_lines, lead) != (self._diagnosis, self.max_lines, self.lead):
+            self._diagnosis, self.max_lines, self.lead = diagnosis, max_lines, lead
             self.invalidate()
             self.refresh(layout=True)
 
@@ -188,8 +195,8 @@ class VerdictBlock(LineList, can_focus=False):
         sure = f"{verdict.sureness()} "
         style = {"high": "ok", "medium": "warn"}.get(wording.confidence_word(verdict.confidence), "dim")
         title = columns(
-            [(" ▶ ", "error"), (verdict.title, "bold"), (f"   {verdict.rule}", "dim")],
-            [(" confidence ", "dim"), (sure, style)],
+            [(" ▶ ", "error"), (self.lead, "warn"), (verdict.title, "bold"), (f"   {verdict.rule}", "dim")],
+            [(" confidence ", "dim"), (sure, style)] if verdict.rule else [],
             width,
         )
         rows = [Row(title)]
