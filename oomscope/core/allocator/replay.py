@@ -208,10 +208,10 @@ class Replayer:
             elif kind == FREE:
                 if row >= stop:
                     return
-                allocator.driver.row = row
-                block = self._live_block(row)
-                allocator.request_free(block)
-                allocator.complete(block)
+                found = allocator.live.get(address[row])
+                if found is None or not found.allocated:
+                    raise Diverged(row, "no allocated block there")
+                allocator.free_at_once(found)
             elif kind == FREE_LATER:
                 if row >= stop:
                     return

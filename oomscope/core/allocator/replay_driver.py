@@ -16,7 +16,7 @@ from oomscope.core.allocator.history import (
     SEGMENT_UNMAP,
     History,
 )
-from oomscope.core.allocator.model import CachingAllocator, VirtualDriver
+from oomscope.core.allocator.model import Block, CachingAllocator, VirtualDriver
 from oomscope.core.allocator.model_blocks import FreeList, Pool
 from oomscope.core.allocator.model_config import AllocatorConfig
 from oomscope.core.allocator.reconstruct import Intervals
@@ -190,6 +190,17 @@ class ReplayedAllocator(CachingAllocator):
         super().__init__(config, driver, detailed_stats=False)
         # The limit that collecting needs is not recorded, so every allocation may have collected.
         self._collects = config.garbage_collection_threshold > 0.0
+
+    def free_at_once(self, block: Block) -> None:
+        """`free_block()` of a block that no other stream uses, without the rows and statistics kept nowhere here."""
+        size = block.size
+        block.allocated = False
+        block.context = None
+        del self.live[block.address]
+        self.allocated_bytes -= size
+        self.active_bytes -= size
+        self.requested_bytes -= block.requested
+        self._merge_and_insert(block)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """The limit shows in the rows; the model must not apply one of its own."""
