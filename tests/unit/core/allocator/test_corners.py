@@ -468,16 +468,11 @@ def test_an_emptied_cache_followed_by_completions() -> None:
     released = [row for row, action in enumerate(history.action) if action == 4]
     # Put the completion behind the returned segment, as another thread could.
     assert completed[1] + 1 == released[0]
-    for column in (
-        history.action,
-        history.address,
-        history.size,
-        history.stream,
-        history.stack,
-        history.pool,
-    ):
-        assert column is not None
-        column[completed[1]], column[released[0]] = column[released[0]], column[completed[1]]  # type: ignore[index]
+    columns: list[Any] = [
+        history.action, history.address, history.size, history.stream, history.stack, history.pool,
+    ]  # fmt: skip
+    for column in columns:
+        column[completed[1]], column[released[0]] = column[released[0]], column[completed[1]]
     assert replay(history, process.config).exact
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from importlib.resources import files
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ from oomscope.units import GIB, KIB, MIB
 POOL = (1, 0)
 
 
-def make(conf: str = "", capacity: int | None = None, **options: object) -> CachingAllocator:
-    return CachingAllocator(AllocatorConfig.parse(conf), VirtualDriver(capacity), **options)  # type: ignore[arg-type]
+def make(conf: str = "", capacity: int | None = None, **options: Any) -> CachingAllocator:
+    return CachingAllocator(AllocatorConfig.parse(conf), VirtualDriver(capacity), **options)
 
 
 def traced(conf: str = "", capacity: int | None = None) -> tuple[CachingAllocator, list[TraceRow]]:
