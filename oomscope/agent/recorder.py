@@ -75,7 +75,7 @@ class Recorder:
         self._snapshot_name = snapshot_name
         self._on_oom = on_oom
         self._armed = False
-        self._snapshots = 0
+        self._oom_snapshots = 0
 
     @guarded("history")
     def arm(self) -> None:
@@ -132,8 +132,9 @@ class Recorder:
             "in_backward": in_backward,
             "snapshot": None,
         }
-        if self._snapshots == 0:  # one is enough when a script catches the error and tries again
+        if self._oom_snapshots == 0:  # one is enough when a script catches the error and tries again
             record["snapshot"] = self.snapshot("oom")
+            self._oom_snapshots += 1
         self.last_oom = record
         self._emit(record)
         self._on_oom(record)
@@ -163,7 +164,6 @@ class Recorder:
             if os.path.exists(temporary):
                 os.unlink(temporary)
             raise
-        self._snapshots += 1
         fact = {
             "path": f"snapshots/{name}",
             "bytes": os.path.getsize(path),
