@@ -115,6 +115,10 @@ def _oom_of(analysis: Any) -> OomFact | None:
         device_free_bytes=event.device_free_bytes,
         allocated_bytes=event.live_bytes,
         reserved_bytes=event.reserved_bytes,
+        # Not the card's size, which a snapshot does not say, but what this process could have had of it.
+        capacity_bytes=None
+        if event.device_free_bytes is None
+        else event.reserved_bytes + event.device_free_bytes,
         frames=tuple(Frame(f.file, f.line, f.function) for f in frames),
         count=len(analysis.ooms),
         source="snapshot",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from oomscope.core.diagnosis.evidence import Evidence
 from oomscope.core.diagnosis.model import Finding, Rule, Verdict
+from oomscope.core.diagnosis.rules.tools import activations
 
 ALLOCATOR_FIXES = frozenset({"expandable", "max-split", "gc-threshold"})
 SHARDING_FIXES = frozenset({"fsdp2", "zero1"})
@@ -66,6 +67,9 @@ def _against_sharding(e: Evidence) -> str | None:
     if e.ranks and len({r.rank for r in e.ranks}) < 2:
         return "there is only one rank to shard over"
     static = e.model.static_bytes if e.model is not None else None
+    live = activations(e)
+    if static is None and live is not None and e.allocated is not None:
+        static = e.allocated - live
     if static is not None and e.allocated and static <= 0.5 * e.allocated:
         return "parameters, gradients and optimizer state are at most half of what was alive"
     return None

@@ -11,7 +11,14 @@ from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
 from oomscope.core.diagnosis.flow import walk
 from oomscope.core.diagnosis.model import LIKELY, Answer, Diagnosis, Finding, Rule, Undecided, Verdict
 from oomscope.core.diagnosis.rules import BUILT_IN
-from oomscope.core.diagnosis.rules.tools import NUMBERS, RUN, facts, trend_fact
+from oomscope.core.diagnosis.rules.tools import (
+    NUMBERS,
+    RUN,
+    facts,
+    group_fact,
+    shortfall_fact,
+    trend_fact,
+)
 
 LISTED = 0.3
 """Findings below are not worth a line."""
@@ -82,7 +89,7 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
     known: list[Fact] = []
     if evidence.arithmetic is not None:
         known = [Fact(MEANING[tag], "message") for tag in evidence.arithmetic.tags]
-    known += facts(trend_fact(evidence))
+    known += facts(shortfall_fact(evidence), trend_fact(evidence), *map(group_fact, evidence.live[:2]))
     names = " or ".join(v.rule.cause for v in weak[:2])
     explanation = "What is known does not single out one cause." + (f" Possible: {names}." if names else "")
     return Verdict(UNKNOWN, Finding(0.0, explanation, tuple(known), tuple(ranked)), ())

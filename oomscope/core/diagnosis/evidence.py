@@ -171,7 +171,7 @@ class LiveGroup:
     bytes: int
     count: int
     category: str
-    """"activation", "gradient", "optimizer", "parameter", "communication", "other", "before"."""
+    """"activation", "forward" (made there, use unknown), "gradient", "optimizer", "parameter", "loaded", "other" …"""
     where: Where | None
     """Innermost line of the user's code; None when the stack has none."""
     caller: Where | None = None

@@ -72,6 +72,8 @@ def live_groups(analysis: DeviceAnalysis, source: SourceLine) -> tuple[LiveGroup
         user = user_chain(stacks[stack]) if stack >= 0 else []
         loaded = stack >= 0 and _is_loaded(stacks[stack], user, source)
         name = "loaded" if loaded else NAMES[Category(kind)]
+        if name == "other" and analysis.facts.origin[stack + 1] == Origin.FORWARD:
+            name = "forward"  # no backward was seen yet, so nobody can tell whether it would have been kept for one
         group = (name, user[0] if user else None)
         entry = groups.setdefault(group, [0, 0, 0])
         entry[0] += int(sizes.sum())

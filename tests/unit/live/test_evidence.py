@@ -296,6 +296,8 @@ def test_a_snapshot_taken_after_the_exception_unwound(tmp_path):
     assert e.shortfall > 0
     assert e.live[0].where.place == "models.py:181"
     causes = [v.rule.cause for v in diagnose(e).verdicts]
+    assert causes[0] == "capacity_activations"
+    assert "fsdp2" not in diagnose(e).verdicts[0].fixes
     assert "fragmentation" not in causes
     assert all("expandable" not in v.fixes for v in diagnose(e).verdicts)
 

@@ -46,7 +46,11 @@ def _activations(e: Evidence) -> Answer:
     evidence = t.facts(
         t.request_fact(e),
         t.shortfall_fact(e),
-        Fact(f"{t.size(live)} of {t.size(e.allocated)} alive are activations ({part:.0%})", "model", live),
+        Fact(
+            f"{t.size(live)} of {t.size(e.allocated)} alive are activations ({part:.0%})",
+            "model" if e.model is not None else "snapshot",
+            live,
+        ),
         _static_fact(e),
         t.trend_fact(e),
         *(t.group_fact(group) for group in _top_activations(e)),
@@ -54,14 +58,16 @@ def _activations(e: Evidence) -> Answer:
     if part < 0.3:
         return Excluded(evidence)
     confidence = 0.92 if part >= 0.5 else 0.75
+    if e.model is None:
+        confidence -= 0.1  # by the stacks alone
     if e.requested is not None and e.capacity and e.requested >= 0.25 * e.capacity:
         confidence = min(confidence, 0.6)
     top = next((group.where for group in _top_activations(e) if group.where), None)
     return Finding(
         confidence,
         "Parameters, gradients and optimizer state fit; the activations kept for backward do not. They grow with "
-        "batch size and "
-        f"sequence length, and hold {part:.0%} of what was alive.",
+        "batch size and sequence length, "
+        f"and hold {part:.0%} of what was alive.",
         evidence,
         where=top,
     )
@@ -69,7 +75,7 @@ def _activations(e: Evidence) -> Answer:
 
 def _top_activations(e: Evidence) -> list[LiveGroup]:
     static = ("parameter", "gradient", "optimizer", "before")
-    chosen = [group for group in e.live if group.category == "activation"]
+    chosen = [group for group in e.live if group.category in ("activation", "forward")]
     chosen = chosen or [group for group in e.live if group.category not in static]
     return sorted(chosen, key=lambda group: -group.bytes)[:3]
 

@@ -99,6 +99,10 @@ def activations(e: Evidence) -> int | None:
     if e.composition:
         parts = dict(e.composition)
         return parts.get("activations", 0) + parts.get("temporaries", 0)
+    if e.model is None and e.live and e.oom is not None:
+        return sum(
+            group.bytes for group in e.live if group.category in ("activation", "forward", "temporary")
+        )
     if e.model is None or e.model.static_bytes is None or e.allocated is None:
         return None
     return max(0, e.allocated - e.model.static_bytes)
