@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from oomscope.launch.attach_session import AttachSession, Options
+from oomscope.launch.attach_session import AttachSession
+from oomscope.launch.attachment import Options
 from oomscope.launch.discover import discover
 from oomscope.store.tail import read_records
 

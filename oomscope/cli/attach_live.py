@@ -13,7 +13,8 @@ import click
 
 from oomscope.cli.terminal import has_screens
 from oomscope.errors import ExitCode, OomscopeError
-from oomscope.launch.attach_session import AttachSession, Options
+from oomscope.launch.attach_session import AttachSession
+from oomscope.launch.attachment import Options
 from oomscope.launch.discover import Job, discover
 from oomscope.store import control
 from oomscope.views.attach import attach_json, attach_lines

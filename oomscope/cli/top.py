@@ -26,7 +26,8 @@ def top(once: bool, as_json: bool, interval: float, ui: str) -> int:
     """
     from oomscope.collect.machine import MachineWatch
     from oomscope.launch.whose import Owners, TorchReadings
-    from oomscope.views.machine import machine_json, machine_lines, machine_view
+    from oomscope.views.machine import machine_json, machine_view
+    from oomscope.views.machine_text import machine_lines
 
     if not once and not as_json and has_screens(ui):
         from oomscope.tui.screens.machine import MachineApp

@@ -8,76 +8,46 @@ that of a launched job.
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from oomscope.collect import gpumap, outside, stacks
 from oomscope.collect.base import Record, State
 from oomscope.collect.machine import Machine
-from oomscope.collect.procfs import read_stat, same_process
+from oomscope.collect.procfs import read_stat
 from oomscope.collect.recorder import HostRecorder, read_host_records
 from oomscope.errors import AttachFailed, OomscopeError
 from oomscope.launch import attach_place, preflight
 from oomscope.launch.attach_observe import ObservedRank
-from oomscope.launch.attach_place import Place, Relay
-from oomscope.launch.discover import Job, Rank
-from oomscope.launch.injectors import Report, inject, wrapped
+from oomscope.launch.attach_place import Relay
+from oomscope.launch.attachment import (
+    Attachment,
+    Options,
+    Rung,
+    attempt_info,
+    create_session,
+    error_file,
+    name_of,
+    nvml_uuid,
+    sentence,
+)
+from oomscope.launch.discover import Job
+from oomscope.launch.injectors import inject, wrapped
 from oomscope.live.session import SessionView
 from oomscope.live.state import RankState
 from oomscope.store.files import read_json
-from oomscope.store.session import ProcessMark, Session, default_home
+from oomscope.store.session import ProcessMark
 
 _ANSWER_S = 10.0
 _RENEW_S = 1.0
 _LEAVE_S = 3.0
 #: Stacks of ranks without an agent are read anew after this time, without stopping them.
 _STACKS_S = 5.0
-
-
-class Rung(str, enum.Enum):
-    """How far we got with a rank."""
-
-    OBSERVE = "observe"
-    STACKS = "stacks"
-    AGENT = "agent"
-
-
-@dataclass(slots=True)
-class Attachment:
-    """One rank of the job and what we know about it from outside."""
-
-    rank: Rank
-    rung: Rung = Rung.OBSERVE
-    why_not_higher: str | None = None
-    stack: stacks.StackDump | None = None
-    agent: str = "none"
-    """none, starting, active, left, already (another oomscope is in there), failed."""
-    report: Report | None = None
-    place: Place | None = None
-    relay: Relay | None = None
-    observed: ObservedRank | None = None
-    ended: bool = False
-    exit_status: int | None = None
-    last_error: str | None = None
-    """What the rank wrote into its torchelastic error file."""
-
-
-@dataclass(slots=True)
-class Options:
-    """How far the user wants to go."""
-
-    observe_only: bool = False
-    agent: bool = False
-    blocking_stacks: bool = True
-    answer_s: float = field(default=_ANSWER_S)
 
 
 class AttachSession:
@@ -105,9 +75,9 @@ class AttachSession:
         self.ranks = [Attachment(rank) for rank in job.ranks]
         self.machine = Machine()
         self._note = on_note
-        self.session = _create(job, home)
+        self.session = create_session(job, home)
         self.attempt = self.session.new_attempt()
-        self.attempt.write_info(_info(job))
+        self.attempt.write_info(attempt_info(job))
         mark = ProcessMark.of(job.launcher or job.ranks[0].pid)
         self.session.set_state("running", attempt=1, supervisor=ProcessMark.of(os.getpid()), launcher=mark)
         self.session.append_supervisor(
@@ -140,7 +110,7 @@ class AttachSession:
         verdict = preflight.check(each.rank.pid)
         # py-spy's non-blocking mode works beside another tracer.
         if not verdict.ok and verdict.code != "traced":
-            each.why_not_higher = _sentence(verdict.why, verdict.remedy)
+            each.why_not_higher = sentence(verdict.why, verdict.remedy)
             return
         dump = stacks.dump(each.rank.pid, allow_blocking=self.options.blocking_stacks and verdict.ok)
         each.stack = dump
@@ -149,7 +119,7 @@ class AttachSession:
         elif each.rung is Rung.OBSERVE:
             each.rung = Rung.STACKS
             each.why_not_higher = (
-                _sentence(verdict.why, verdict.remedy)
+                sentence(verdict.why, verdict.remedy)
                 if not verdict.ok
                 else f"not asked for: oomscope attach {self.job.target} --agent runs code inside the job"
             )
@@ -181,13 +151,13 @@ class AttachSession:
             source, error_file = place.loader(each.rank.namespace_pid)
             each.report = inject(pid, wrapped(source, error_file))
         except OomscopeError as error:
-            each.agent, each.why_not_higher = "failed", _sentence(error.message, error.hint or "")
-            self._say(f"{_name(each)}: {each.why_not_higher}")
+            each.agent, each.why_not_higher = "failed", sentence(error.message, error.hint or "")
+            self._say(f"{name_of(each)}: {each.why_not_higher}")
             return
         each.agent = "starting"
         report = each.report
         self._say(
-            f"{_name(each)}: agent sent by {report.injector}"
+            f"{name_of(each)}: agent sent by {report.injector}"
             + (
                 f", thread {report.thread_did} stopped for {report.stopped_us / 1000:.1f} ms"
                 if report.thread
@@ -264,7 +234,7 @@ class AttachSession:
             )
         else:
             each.why_not_higher = str(answer.get("text")).strip().splitlines()[-1][:300]
-        self._say(f"{_name(each)}: {each.why_not_higher}")
+        self._say(f"{name_of(each)}: {each.why_not_higher}")
 
     def _hear_error(self, each: Attachment) -> None:
         assert each.place is not None
@@ -276,7 +246,7 @@ class AttachSession:
             "failed",
             f"the agent could not start: {text.strip().splitlines()[-1][:300]}",
         )
-        self._say(f"{_name(each)}: {each.why_not_higher}")
+        self._say(f"{name_of(each)}: {each.why_not_higher}")
 
     def _notice_ends(self) -> None:
         for each in self.ranks:
@@ -286,10 +256,10 @@ class AttachSession:
             if stat is not None and stat.state not in "ZX" and stat.start_ticks == each.rank.start_ticks:
                 continue
             each.ended = True
-            each.last_error = _error_file(each.rank)
+            each.last_error = error_file(each.rank)
             if each.agent in ("starting", "active"):
                 each.agent = "left"
-            self._say(f"{_name(each)} (pid {each.rank.pid}) has ended")
+            self._say(f"{name_of(each)} (pid {each.rank.pid}) has ended")
 
     @property
     def is_over(self) -> bool:
@@ -325,7 +295,7 @@ class AttachSession:
                     self.number_of(each),
                     each.rank.local_rank,
                     each.rank.environ,
-                    _nvml_uuid(state.gpu_uuid) if state is not None else None,
+                    nvml_uuid(state.gpu_uuid) if state is not None else None,
                 )
             )
         return gpumap.assign(ranks, self.machine.devices, self.machine.holders())
@@ -362,7 +332,9 @@ class AttachSession:
             each.exit_status = statuses.get(each.rank.pid)
             if each.last_error is not None:
                 facts.append(
-                    outside.Fact("exception", f"{_name(each)}: {each.last_error}", "torchelastic error file")
+                    outside.Fact(
+                        "exception", f"{name_of(each)}: {each.last_error}", "torchelastic error file"
+                    )
                 )
         killed = [
             status for pid, status in statuses.items() if pid in pids and status is not None and status < 0
@@ -434,7 +406,7 @@ class AttachSession:
         self._closed = True
         for each in self.detach():
             self._say(
-                f"{_name(each)}: the agent did not answer; it leaves by itself within "
+                f"{name_of(each)}: the agent did not answer; it leaves by itself within "
                 f"{attach_place.LEASE_S:.0f} s"
             )
         self._notice_ends()
@@ -460,76 +432,3 @@ class AttachSession:
     def _say(self, text: str) -> None:
         self.session.append_supervisor({"k": "note", "text": text})
         self._note(text)
-
-
-def _create(job: Job, home: Path | None) -> Session:
-    first = job.ranks[0]
-    cwd = Path("/")
-    with contextlib.suppress(OSError):
-        cwd = Path(os.readlink(f"/proc/{first.pid}/cwd"))
-    return Session.create(
-        default_home() if home is None else home,
-        name=job.name,
-        command=first.command,
-        cwd=cwd,
-        environ=first.environ,
-        attached=True,
-        target=job.target,
-        launcher="attached",
-        python=_executable(first.pid),
-    )
-
-
-def _error_file(rank: Rank) -> str | None:
-    """The message in the rank's torchelastic error file; torchrun removes it soon after the end."""
-    path = rank.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return None
-    try:
-        found: Any = read_json(path)
-    except OomscopeError:
-        return None
-    message = found.get("message") if found is not None else None
-    text = message.get("message") if isinstance(message, dict) else message
-    return str(text)[:500] if text else None
-
-
-def _executable(pid: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/exe")
-    except OSError:
-        return None
-
-
-def _info(job: Job) -> dict[str, Any]:
-    return {
-        "command": list(job.ranks[0].command),
-        "attached": True,
-        "host": socket.gethostname(),
-        "launcher": job.launcher,
-        "run_id": job.run_id,
-        "ranks": [
-            {"rank": rank.rank, "pid": rank.pid, "start_ticks": rank.start_ticks, "source": rank.source}
-            for rank in job.ranks
-        ],
-        "fixes": [],
-    }
-
-
-def is_still_there(rank: Rank) -> bool:
-    return same_process(rank.pid, rank.start_ticks)
-
-
-def _nvml_uuid(uuid: str | None) -> str | None:
-    """Torch writes a UUID without the prefix that NVML puts before it."""
-    if uuid is None or uuid.startswith(("GPU-", "MIG-")):
-        return uuid
-    return "GPU-" + uuid
-
-
-def _name(each: Attachment) -> str:
-    return f"rank {each.rank.rank}" if each.rank.rank is not None else f"process {each.rank.pid}"
-
-
-def _sentence(why: str, remedy: str) -> str:
-    return f"{why}. {remedy}" if remedy else why

@@ -19,28 +19,19 @@ from dataclasses import dataclass, field
 from oomscope.collect.procfs import Process, accelerator_files, all_processes
 from oomscope.errors import AttachFailed, UsageError
 from oomscope.launch.preflight import looks_like_python
+from oomscope.launch.roles import (
+    is_launcher,
+    is_spawned,
+    is_worker,
+    may_train,
+    number,
+    rank_key,
+    rank_of,
+    runs_script,
+    script_names,
+)
 from oomscope.protocol import env as variables
 
-#: (rank, local rank, world size, source). torchrun's own come first, then Slurm, Open MPI, MPICH, PMIx.
-_FAMILIES: tuple[tuple[str, str | None, str | None, str], ...] = (
-    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "torchrun"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "openmpi"),
-    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "mpich"),
-    ("PMIX_RANK", None, None, "pmix"),
-    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "slurm"),
-)
-#: Names torch gives to processes and threads that are not ranks (torch/distributed/run.py,
-#: utils/data/_utils).
-_HELPER_NAMES = frozenset({"pt_data_worker", "pt_data_pin", "pt_elastic"})
-_HELPER_COMMAND = re.compile(
-    r"torch[/.]_inductor[/.]compile_worker|multiprocessing\.(resource_tracker|forkserver)"
-    r"|wandb-(core|service)|tensorboard|ray/dashboard|py-spy|nvitop"
-    r"|/oomscope(\s|$)|oomscope\.(cli|collect)\b|-m oomscope"
-)
-_LAUNCHER_COMMAND = re.compile(
-    r"(^|/|\s)(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec)(\s|$)"
-    r"|torch[./]distributed[./](run|launch)\b|deepspeed[./]launcher"
-)
 #: Variables that are equal for all ranks of a job and tell jobs apart.
 _JOB_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
 #: Shown and used for mapping; everything else in an environment may be a secret and is dropped.
@@ -170,12 +161,12 @@ def _climb(process: Process, table: Mapping[int, Process]) -> int:
 
 def _belongs(child: Process, parent: Process) -> bool:
     """Is `parent` part of the same job?"""
-    key = _key(child.environ)
-    if key is not None and key == _key(parent.environ):
+    key = rank_key(child.environ)
+    if key is not None and key == rank_key(parent.environ):
         return True
     if is_launcher(parent):
         return True
-    return looks_like_python(parent) and (_is_spawned(child) or child.comm == "pt_data_worker")
+    return looks_like_python(parent) and (is_spawned(child) or child.comm == "pt_data_worker")
 
 
 def _by_name(target: str, table: Mapping[int, Process], me: Collection[int]) -> list[int]:
@@ -198,9 +189,9 @@ def _by_name(target: str, table: Mapping[int, Process], me: Collection[int]) -> 
     found = [
         process.pid for process in others if (process.environ or {}).get("TORCHELASTIC_RUN_ID") == target
     ]
-    found = found or [process.pid for process in others if _runs_script(process, target)]
+    found = found or [process.pid for process in others if runs_script(process, target)]
     if not found:
-        names = {name for process in others for name in _script_names(process)}
+        names = {name for process in others for name in script_names(process)}
         near = difflib.get_close_matches(target, names, n=3, cutoff=0.5)
         raise AttachFailed(
             f"nothing matches {target!r}: no torchrun run id and no Python script of that name",
@@ -228,17 +219,6 @@ def _container_id(text: str) -> str:
     return done.stdout.strip() or text
 
 
-def _script_names(process: Process) -> list[str]:
-    if not looks_like_python(process) or _HELPER_COMMAND.search(" ".join(process.command)):
-        return []
-    return [os.path.basename(part) for part in process.command[1:8] if part.endswith(".py")]
-
-
-def _runs_script(process: Process, target: str) -> bool:
-    names = _script_names(process)
-    return target in names or target + ".py" in names or (target in process.command[1:8] and bool(names))
-
-
 def _group_key(rank: Rank, root: int) -> tuple[object, ...]:
     """Equal for ranks of one job. Without any id, everything below one root is one job."""
     environ = rank.environ
@@ -261,56 +241,6 @@ def _describe(groups: Mapping[tuple[object, ...], Sequence[Rank]], table: Mappin
 # -- from processes to ranks
 
 
-def rank_of(environ: Mapping[str, str] | None) -> tuple[int, int | None, int | None, str] | None:
-    """(rank, local rank, world size, source) by the variables a process was started with."""
-    if not environ:
-        return None
-    for rank, local, world, source in _FAMILIES:
-        if source == "slurm" and not (
-            environ.get("SLURM_STEP_ID") and _number(environ, "SLURM_NTASKS") not in (None, 1)
-        ):
-            continue  # the batch step has SLURM_PROCID=0 without being a rank
-        value = _number(environ, rank)
-        if value is not None:
-            return value, _number(environ, local), _number(environ, world), source
-    return None
-
-
-def _number(environ: Mapping[str, str], name: str | None) -> int | None:
-    text = environ.get(name, "") if name else ""
-    return int(text) if text.isdigit() and len(text) < 10 else None
-
-
-def _key(environ: Mapping[str, str] | None) -> tuple[object, ...] | None:
-    """Equal for a rank and its children."""
-    found = rank_of(environ)
-    if found is None or environ is None:
-        return None
-    run = environ.get("TORCHELASTIC_RUN_ID") or environ.get("SLURM_JOB_ID") or environ.get("MASTER_PORT")
-    return found[0], run, environ.get("TORCHELASTIC_RESTART_COUNT")
-
-
-def is_launcher(process: Process) -> bool:
-    return process.comm == "pt_elastic" or bool(_LAUNCHER_COMMAND.search(" ".join(process.command[:4])))
-
-
-def _is_helper(process: Process) -> bool:
-    return process.comm in _HELPER_NAMES or bool(_HELPER_COMMAND.search(" ".join(process.command)))
-
-
-def _may_train(process: Process) -> bool:
-    return (
-        process.stat.state not in "ZX"
-        and looks_like_python(process)
-        and not _is_helper(process)
-        and not is_launcher(process)
-    )
-
-
-def _is_spawned(process: Process) -> bool:
-    return any("spawn_main" in part or "--multiprocessing-fork" in part for part in process.command)
-
-
 def _ranks_below(root: int, table: Mapping[int, Process], problems: list[str]) -> list[Rank]:
     """The ranks of one process tree."""
     members = [table[pid] for pid in _subtree(root, table)]
@@ -323,13 +253,13 @@ def _ranks_below(root: int, table: Mapping[int, Process], problems: list[str]) -
 def _ranks_by_environment(members: Sequence[Process], table: Mapping[int, Process]) -> list[Rank]:
     ranks = []
     for process in members:
-        key = _key(process.environ)
-        if key is None or not _may_train(process):
+        key = rank_key(process.environ)
+        if key is None or not may_train(process):
             continue
         parent = table.get(process.parent)
         if (
             parent is not None
-            and _key(parent.environ) == key
+            and rank_key(parent.environ) == key
             and looks_like_python(parent)
             and not is_launcher(parent)
         ):
@@ -344,10 +274,10 @@ def _ranks_by_shape(
     members: Sequence[Process], table: Mapping[int, Process], problems: list[str]
 ) -> list[Rank]:
     """Without rank variables: torch.multiprocessing.spawn, or one plain script."""
-    candidates = [process for process in members if _may_train(process)]
+    candidates = [process for process in members if may_train(process)]
     pids = {process.pid for process in candidates}
-    spawned = [process for process in candidates if _is_spawned(process)]
-    if spawned and not any(_is_worker(process, table) for process in spawned):
+    spawned = [process for process in candidates if is_spawned(process)]
+    if spawned and not any(is_worker(process, table) for process in spawned):
         using = [process for process in spawned if accelerator_files(process.pid)]
         problems.append(
             "the ranks are children of torch.multiprocessing.spawn: their numbers are set inside Python and "
@@ -358,14 +288,6 @@ def _ranks_by_shape(
         return [_make(process, None, None, len(chosen), "spawn") for process in chosen]
     top = [process for process in candidates if process.parent not in pids]
     return [_make(process, 0, 0, 1, "single") for process in top]
-
-
-def _is_worker(process: Process, table: Mapping[int, Process]) -> bool:
-    if process.comm == "pt_data_worker":
-        return True
-    parent = table.get(process.parent)
-    # A forked child with the same arguments: torch before 2.5 names no processes.
-    return parent is not None and bool(process.command) and process.command == parent.command
 
 
 def _make(process: Process, rank: int | None, local: int | None, world: int | None, source: str) -> Rank:
@@ -396,7 +318,7 @@ def _add_lightning_parent(
         return
     parents = {table[rank.pid].parent for rank in ranks if rank.pid in table}
     parent = table.get(parents.pop()) if len(parents) == 1 else None
-    if parent is not None and _may_train(parent) and parent.pid in {process.pid for process in members}:
+    if parent is not None and may_train(parent) and parent.pid in {process.pid for process in members}:
         first = _make(parent, 0, 0, ranks[0].world_size, "parent")
         first.environ.update({name: ranks[0].environ[name] for name in _JOB_IDS if name in ranks[0].environ})
         ranks.append(first)
@@ -414,7 +336,7 @@ def _attach_children(ranks: Sequence[Rank], table: Mapping[int, Process]) -> Non
         rank = by_pid.get(owner.pid)
         if rank is None or process.pid == rank.pid:
             continue
-        (rank.workers if _is_worker(process, table) else rank.helpers).append(process.pid)
+        (rank.workers if is_worker(process, table) else rank.helpers).append(process.pid)
 
 
 def _job(
@@ -422,7 +344,7 @@ def _job(
 ) -> Job:
     ranks.sort(key=lambda each: (each.rank is None, each.rank or 0, each.pid))
     expected = next(
-        (size for rank in ranks if (size := _number(rank.environ, "LOCAL_WORLD_SIZE")) is not None), None
+        (size for rank in ranks if (size := number(rank.environ, "LOCAL_WORLD_SIZE")) is not None), None
     )
     if expected is not None and len(ranks) < expected:
         problems.append(
@@ -435,7 +357,7 @@ def _job(
         )
     launcher = root if root is not None and root not in {rank.pid for rank in ranks} else None
     scripts = [
-        name for pid in (ranks[0].pid, launcher) if pid is not None for name in _script_names(table[pid])
+        name for pid in (ranks[0].pid, launcher) if pid is not None for name in script_names(table[pid])
     ]
     return Job(
         target=target,

@@ -9,7 +9,8 @@ from typing import Any
 from oomscope.collect.base import State
 from oomscope.collect.gpumap import Assignment
 from oomscope.collect.stacks import StackDump, guess_from_locals, phase_of
-from oomscope.launch.attach_session import Attachment, AttachSession
+from oomscope.launch.attach_session import AttachSession
+from oomscope.launch.attachment import Attachment
 from oomscope.units import format_bytes
 
 SCHEMA = "oomscope.attach/1"

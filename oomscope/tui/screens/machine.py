@@ -27,17 +27,8 @@ from oomscope.tui.widgets.lines import LineList, TextLines
 from oomscope.tui.widgets.spans import Row, Span, clip, columns
 from oomscope.units import GIB, format_bytes
 from oomscope.views.headline import Alert, Fact, Headline
-from oomscope.views.machine import (
-    GpuRow,
-    MachineView,
-    ProcessRow,
-    bar,
-    machine_view,
-    power_text,
-    short_name,
-    value,
-    who,
-)
+from oomscope.views.machine import GpuRow, MachineView, ProcessRow, machine_view
+from oomscope.views.machine_text import bar, power_text, short_name, value, who
 
 MACHINE = "Machine"
 MACHINE_ACTIONS = (

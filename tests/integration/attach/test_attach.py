@@ -17,7 +17,8 @@ import jsonschema
 import pytest
 
 from oomscope.launch import attach_place, preflight
-from oomscope.launch.attach_session import AttachSession, Options, Rung
+from oomscope.launch.attach_session import AttachSession
+from oomscope.launch.attachment import Options, Rung
 from oomscope.launch.discover import discover
 from oomscope.store.tail import read_records
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from oomscope.collect.procfs import Process, Stat
 from oomscope.errors import AttachFailed, UsageError
 from oomscope.launch import discover as module
-from oomscope.launch.discover import discover, rank_of
+from oomscope.launch.discover import discover
+from oomscope.launch.roles import rank_of
 
 
 def process(pid, parent, command, environ=None, comm="python", state="S", cgroup="", uid=1000):
@@ -28,6 +29,10 @@ def torchrun_rank(rank, world=2, run="myrun", port="29500", **more):
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "TORCHELASTIC_RUN_ID": run, "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_PORT": port, **more,
     }  # fmt: skip
+
+
+def looks_like_python(process):
+    return "python" in process.comm or process.comm.startswith("pt_")
 
 
 @pytest.fixture(autouse=True)

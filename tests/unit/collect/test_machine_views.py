@@ -16,7 +16,8 @@ from oomscope.collect.machine import Machine, MachineWatch
 from oomscope.launch import doctor as checks
 from oomscope.launch.whose import Owner, Owners
 from oomscope.live.state import RankState
-from oomscope.views.machine import bar, machine_json, machine_lines, machine_view
+from oomscope.views.machine import machine_json, machine_view
+from oomscope.views.machine_text import bar, machine_lines
 
 GIB = 1 << 30
 

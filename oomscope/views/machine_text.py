@@ -1,0 +1,118 @@
+"""The machine as lines of text, and the pieces of a line that the screen shows too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oomscope.collect.base import Record
+from oomscope.units import GIB, format_bytes
+from oomscope.views.machine import GpuRow, MachineView, ProcessRow
+
+
+def bar(row: GpuRow, width: int) -> list[tuple[str, str]]:
+    """Memory of a GPU by owner in `width` cells: (text, memory class) from left to right.
+
+    Glyphs carry the meaning without colour: █ torch allocated, ▒ torch cached, ▓ other CUDA of the ranks, ░ other
+    processes and what nobody accounts for, · free.
+    """
+    total = row.total_bytes
+    if not total or row.used_bytes is None:
+        return [(" " * width, "free")]
+    known = row.allocated_bytes + row.cached_bytes + row.other_cuda_bytes
+    parts = (
+        ("█", "allocated", row.allocated_bytes),
+        ("▒", "inactive", row.cached_bytes),
+        ("▓", "baseline", row.other_cuda_bytes),
+        ("░", "other", max(0, row.used_bytes - known)),
+    )
+    out, done, edge = [], 0, 0
+    for glyph, name, size in parts:
+        done += size
+        # Round the edges, not the parts: the bar must end where the used memory ends.
+        end = min(width, round(done / total * width))
+        if size and end == edge and edge < width:
+            end = edge + 1  # something is there
+        out.append((glyph * (end - edge), name))
+        edge = end
+    out.append(("·" * (width - edge), "free"))
+    return [(text, name) for text, name in out if text]
+
+
+def short_name(name: str) -> str:
+    """The name without the maker: "NVIDIA H100 80GB HBM3" becomes "H100 80GB"."""
+    for part in ("NVIDIA ", "GeForce ", "Tesla ", " HBM3", " HBM2e"):
+        name = name.replace(part, "")
+    return name
+
+
+def value(number: Any, unit: str = "", scale: float = 1.0) -> str:
+    """A reading as text; "-" when the hardware does not answer."""
+    return "-" if number is None else f"{number / scale:.0f}{unit}"
+
+
+def power_text(record: Record) -> str:
+    if record.get("power_mw") is None:
+        return "-"
+    limit = record.get("power_limit_mw")
+    return f"{record['power_mw'] / 1000:.0f}" + (f"/{limit / 1000:.0f}" if limit else "")
+
+
+def who(process: ProcessRow) -> str:
+    """Job and rank, as in "train.py r3"; "-" for a process of no training job."""
+    if process.job is None:
+        return "-"
+    number = "?" if process.rank is None else process.rank
+    return f"{process.job} r{number}" + (" worker" if process.is_worker else "")
+
+
+def machine_lines(view: MachineView) -> list[str]:
+    """The machine for people, 100 columns."""
+    head = f"{view.host}" + (f" · driver {view.driver}" if view.driver else "")
+    available, total = view.memory.get("mem_available_bytes"), view.memory.get("mem_total_bytes")
+    if total:
+        head += f" · host memory {format_bytes(total - (available or 0), 1)} of {format_bytes(total, 1)}"
+    lines = [head, ""]
+    if view.gpus:
+        lines.append(
+            f"{'gpu':<5}{'name':<22}{'util':>5}{'memory GiB':>14}  {'':<24}{'°C':>4}{'W':>9}{'MHz':>6}  state"
+        )
+        lines += [_gpu_line(row) for row in view.gpus]
+        lines.append(f"{'':46}█ allocated ▒ cached ▓ other CUDA ░ others · free")
+        lines.append("")
+    processes = [(row, process) for row in view.gpus for process in row.processes]
+    if processes:
+        lines.append(
+            f"{'gpu':<5}{'pid':>8} {'user':<10}{'job':<20}{'memory':>11}{'allocated':>11}{'cached':>11}  command"
+        )
+        lines += [_process_line(row, process) for row, process in processes]
+        lines.append("")
+    lines += [f"! {note}" for note in view.notes]
+    return lines
+
+
+def _gpu_line(row: GpuRow) -> str:
+    record = row.record
+    used = "-" if row.used_bytes is None else f"{row.used_bytes / GIB:.1f}"
+    state = row.state if not row.stale else "stale"
+    if row.state == "ok" and record.get("throttle"):
+        state = ",".join(record["throttle"])
+    return (
+        f"{row.label:<5}{short_name(row.name)[:21]:<22}{value(record.get('utilization_pct'), '%'):>5}"
+        f"{used + '/' + format(row.total_bytes / GIB, '.1f'):>14}  {''.join(text for text, _ in bar(row, 24)):<24}"
+        f"{value(record.get('temperature_c')):>4}{power_text(record):>9}{value(record.get('sm_clock_mhz')):>6}  {state}"
+    )
+
+
+def _process_line(row: GpuRow, process: ProcessRow) -> str:
+    def size(count: int | None) -> str:
+        return "-" if count is None else format_bytes(count, 1)
+
+    cached = None
+    if process.reserved_bytes is not None and process.allocated_bytes is not None:
+        cached = process.reserved_bytes - process.allocated_bytes
+    mark = "" if process.visible else "*"
+    return (
+        f"{row.label:<5}{str(process.pid) + mark:>8} "
+        f"{process.user[:9]:<10}{who(process)[:19]:<20}{size(process.used_bytes):>11}"
+        f"{size(process.allocated_bytes):>11}{size(cached):>11}  {process.command[:60]}"
+    )
