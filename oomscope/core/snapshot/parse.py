@@ -33,12 +33,11 @@ def parse_snapshot(
 
     Args:
         raw: what `torch.cuda.memory._snapshot()` returns (a dictionary), or the bare list of segments of
-        `torch.cuda.memory_snapshot()`.
+            `torch.cuda.memory_snapshot()`.
         name: file name for messages and titles.
         identity: rank, step and process id when the caller knows them.
-        runs: rows that a scanner took out of the stream before unpickling: an object whose `columns(number,
-        interner)` gives the rows
-            of one run; an integer in place of a row stands for the run of that number.
+        runs: rows that a scanner took out of the stream before unpickling (`ScannedRows`); an integer in place of a
+            row stands for the run of that number.
 
     Raises:
         SnapshotError: not a snapshot; the message says which part is not.

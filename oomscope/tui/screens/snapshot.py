@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -18,8 +17,8 @@ from oomscope.core.snapshot.history import sentence
 from oomscope.store.snapshots import Limits, Selection
 from oomscope.tui.actions import make_bindings
 from oomscope.tui.editor import edit
-from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.screens.snapshot_actions import SCREEN_ACTIONS
+from oomscope.tui.screens.snapshot_keys import SnapshotKeys
 from oomscope.tui.screens.snapshot_work import (
     Loaded,
     LoadFailed,
@@ -29,44 +28,26 @@ from oomscope.tui.screens.snapshot_work import (
     load,
 )
 from oomscope.tui.widgets.allocations import Allocations
-from oomscope.tui.widgets.frame import AlertLine, OneLine, TitleLine
+from oomscope.tui.widgets.frame import AlertLine, TitleLine
 from oomscope.tui.widgets.icicle import Icicle
 from oomscope.tui.widgets.segments import SegmentMap
 from oomscope.tui.widgets.snapshot_timeline import SnapshotTimeline
-from oomscope.tui.widgets.spans import Span, columns
+from oomscope.tui.widgets.spans import Span
 from oomscope.tui.widgets.stackpane import StackPane
-from oomscope.units import format_bytes
+from oomscope.tui.widgets.viewline import ViewLine
 from oomscope.views.frame import Frame
-from oomscope.views.headline import Alert, Fact, Headline
-from oomscope.views.snapshot import plain
+from oomscope.views.headline import Alert, Headline
 from oomscope.views.snapshot_files import label_of, newest_of_rank, offered, session_files
-from oomscope.views.snapshot_picture import GROUPS, ORDERS, Painter, Picture, Wish
+from oomscope.views.snapshot_headline import snapshot_alert, snapshot_headline
+from oomscope.views.snapshot_picture import Painter
 
 VIEWS = ("icicle", "allocations", "segments", "stack")
 _NAMES = {"icicle": "Icicle", "allocations": "Allocations", "segments": "Segments", "stack": "Stack"}
 ALL_AT = (130, 36)
 """Columns and rows from which all views are shown at once."""
-_MIN_ROWS = 8
-"""Fewest events that zooming in leaves in view."""
 
 
-class ViewLine(OneLine):
-    """Which view is shown, and what narrows it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._left: Sequence[Span] = ()
-        self._right: Sequence[Span] = ()
-
-    def show(self, left: Sequence[Span], right: Sequence[Span]) -> None:
-        self._left, self._right = left, right
-        self.refresh()
-
-    def spans(self, width: int) -> Sequence[Span]:
-        return columns(self._left, self._right, width, "bar")
-
-
-class SnapshotScreen(BaseScreen):
+class SnapshotScreen(SnapshotKeys):
     """Timeline, icicle, allocations and segments of one memory snapshot."""
 
     MODE = "snapshot"
@@ -103,10 +84,6 @@ class SnapshotScreen(BaseScreen):
         self._path: Path | None = None
         self._loading: Path | None = None
         self._analyses: list[DeviceAnalysis] = []
-        self._painter: Painter | None = None
-        self._picture: Picture | None = None
-        self._wish = Wish(-1)
-        self._marks: list[int] = []
         self._view = "icicle"
         self._with_reserved = True
         self._chosen = ""
@@ -178,32 +155,11 @@ class SnapshotScreen(BaseScreen):
         return self._alert() if self._painter is not None else frame.alert
 
     def _headline(self) -> Headline:
-        facts = [Fact(plain((self._path or self._loading or Path("no file")).name), 9)]
-        if self._painter is not None:
-            analysis = self._painter.analysis
-            identity = analysis.snapshot.identity
-            facts += [Fact(f"rank {identity.rank}", 8)] if identity.rank is not None else []
-            facts.append(Fact(f"{len(analysis.device.events):,} events", 5))
-            facts.append(Fact(f"{format_bytes(analysis.totals.reserved)} reserved at the end", 3))
-            if analysis.history.is_usable:
-                row = analysis.peak[1] + analysis.device.skipped_events
-                facts.append(Fact(f"peak {format_bytes(analysis.peak[0])} @ event {row:,}", 7))
-        return Headline("◫", "info", "SNAPSHOT", tuple(facts))
+        name = (self._path or self._loading or Path("no file")).name
+        return snapshot_headline(name, self._painter.analysis if self._painter is not None else None)
 
     def _alert(self) -> Alert | None:
-        if self._painter is None:
-            return None
-        analysis = self._painter.analysis
-        if analysis.ooms:
-            oom = analysis.ooms[-1]
-            free = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} free"
-            where = f"event {oom.event_index + analysis.device.skipped_events:,}"
-            live = format_bytes(oom.live_bytes)
-            return Alert(
-                "error",
-                f"out of memory at {where}: tried {format_bytes(oom.requested_bytes)}{free}, {live} live",
-            )
-        return Alert("info" if analysis.history.is_usable else "warn", sentence(analysis.history))
+        return snapshot_alert(self._painter.analysis) if self._painter is not None else None
 
     # -- loading -----------------------------------------------------------------------------
 
@@ -384,98 +340,8 @@ class SnapshotScreen(BaseScreen):
             return None
         return frozenset({int(self._painter.analysis.lives.stack[allocation])})
 
-    # -- keys: time --------------------------------------------------------------------------
-
-    def _go(self, row: int) -> None:
-        """Move the moment, and the range with it if need be."""
-        painter = self._painter
-        if painter is None or not painter.analysis.history.is_usable:
-            return
-        last = painter.analysis.device.n_analysed - 1
-        row = max(-1, min(last, row))
-        start, stop = self._wish.start, self._wish.stop
-        if not start - 1 <= row < stop:
-            span = stop - start
-            start = max(0, min(row - span // 2, last + 1 - span))
-            stop = start + span
-        self._change(row=row, start=start, stop=stop)
-
-    def action_cursor(self, delta: int) -> None:
-        data = self._picture.timeline if self._picture is not None else None
-        column = self.query_one(SnapshotTimeline).column_of(self._wish.row)
-        if data is None or column is None:
-            self._go(self._wish.row + delta)
-            return
-        if self._wish.stop - self._wish.start <= len(data.rows):
-            self._go(self._wish.row + delta)
-            return
-        target = column + delta
-        if 0 <= target < len(data.rows):
-            self._go(int(data.rows[target]))
-        else:
-            span = (self._wish.stop - self._wish.start) // len(data.rows)
-            self._go(self._wish.row + delta * max(1, span))
-
-    def action_zoom(self, factor: int) -> None:
-        painter = self._painter
-        if painter is None or not painter.analysis.history.is_usable:
-            return
-        whole = painter.analysis.device.n_analysed
-        span = self._wish.stop - self._wish.start
-        span = max(min(_MIN_ROWS, whole), span // 2) if factor > 0 else min(whole, span * 2)
-        start = max(0, min(self._wish.row - span // 2, whole - span))
-        self._change(start=start, stop=start + span)
-
-    def action_fit(self) -> None:
-        if self._painter is None:
-            return
-        if (
-            len(self._marks) == 2
-            and self._wish.stop - self._wish.start != abs(self._marks[1] - self._marks[0]) + 1
-        ):
-            first, last = sorted(self._marks)
-            first = max(0, first)
-            self._change(start=first, stop=last + 1, row=max(first, min(last, self._wish.row)))
-            return
-        analysis = self._painter.analysis
-        self._change(start=0, stop=analysis.device.n_analysed if analysis.history.is_usable else 0)
-
-    def action_peak(self) -> None:
-        if self._painter is not None:
-            self._go(self._painter.analysis.peak[1])
-
-    def action_event(self, delta: int) -> None:
-        if self._painter is None:
-            return
-        analysis = self._painter.analysis
-        places = sorted({*analysis.steps.rows.tolist(), *(oom.event_index - 1 for oom in analysis.ooms)})
-        row = self._wish.row
-        later = [place for place in places if (place > row if delta > 0 else place < row)]
-        if later:
-            self._go(later[0] if delta > 0 else later[-1])
-        else:
-            self.notify(
-                "no step boundary or error there" if places else "no steps were found in this history"
-            )
-
-    def action_mark(self) -> None:
-        if self._wish.row in self._marks:
-            self._marks.remove(self._wish.row)
-        else:
-            self._marks = [*self._marks, self._wish.row][-2:]
-        self._show_timeline()
-
-    def action_to_mark(self) -> None:
-        others = [row for row in self._marks if row != self._wish.row]
-        if others:
-            self._go(others[0])
-
     def on_snapshot_timeline_resized(self) -> None:
         self._ask()
-
-    def on_snapshot_timeline_clicked(self, message: SnapshotTimeline.Clicked) -> None:
-        if self._picture is not None and message.column < len(self._picture.timeline.rows):
-            self._go(int(self._picture.timeline.rows[message.column]))
 
     # -- keys: what is shown -----------------------------------------------------------------
 
@@ -485,18 +351,6 @@ class SnapshotScreen(BaseScreen):
     def action_reserved(self) -> None:
         self._with_reserved = not self._with_reserved
         self._show_timeline()
-
-    def action_sort(self) -> None:
-        self._change(order=ORDERS[(ORDERS.index(self._wish.order) + 1) % len(ORDERS)])
-
-    def action_reverse(self) -> None:
-        self._change(reverse=not self._wish.reverse)
-
-    def action_fold(self) -> None:
-        self._change(folded=not self._wish.folded)
-
-    def action_group(self) -> None:
-        self._change(group=GROUPS[(GROUPS.index(self._wish.group) + 1) % len(GROUPS)])
 
     def action_only(self) -> None:
         self._change(stacks=None if self._wish.stacks is not None else self._selected_stacks())
@@ -526,16 +380,6 @@ class SnapshotScreen(BaseScreen):
             return
         at = used.index(self._painter.analysis)
         self._use(used[(at + 1) % len(used)])
-
-    def action_stream(self) -> None:
-        if self._painter is None:
-            return
-        used = sorted(set(self._painter.analysis.lives.stream.tolist()))
-        if len(used) < 2:
-            self.notify("this device used one stream only")
-            return
-        order = [None, *used]
-        self._change(stream=order[(order.index(self._wish.stream) + 1) % len(order)])
 
     def action_file(self, delta: int) -> None:
         if self.host.model is not None:
