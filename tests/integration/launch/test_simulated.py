@@ -11,7 +11,9 @@ from .conftest import TRAIN
 
 pytestmark = pytest.mark.integration
 
-GPU = TRAIN.replace("optimizer =", "model.cuda()\noptimizer =").replace("randn(4, 8)", "randn(4, 8, device='cuda')")
+GPU = TRAIN.replace("optimizer =", "model.cuda()\noptimizer =").replace(
+    "randn(4, 8)", "randn(4, 8, device='cuda')"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,7 +66,9 @@ def test_steps_have_lows_and_peaks_and_the_script_keeps_its_own(launch):
 
 def test_one_rank_stands_for_a_whole_job(launch):
     script = "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'])\n"
-    run = launch(script, options=("--nproc-per-node", "4", "--nnodes", "2"), device=resolve("24GiB"), ranks=(0, 5))
+    run = launch(
+        script, options=("--nproc-per-node", "4", "--nnodes", "2"), device=resolve("24GiB"), ranks=(0, 5)
+    )
     assert run.result.exit_code == 0
     assert run.output(rank=0) == "0 8 0\n"
     assert run.output(rank=5) == "5 8 1\n"
