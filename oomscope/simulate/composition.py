@@ -71,7 +71,7 @@ def category_of(allocation: Allocation) -> str:
 
 def alive_at(tracker: Tracker, peak: Peak) -> Iterable[Allocation]:
     """Everything that was allocated at the peak."""
-    for allocation in tracker.allocations:
+    for allocation in list(tracker.allocations):
         if allocation.birth <= peak.event:
             yield allocation
     yield from peak.died_since

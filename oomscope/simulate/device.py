@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections import deque
 from typing import Any, Callable, cast
@@ -82,6 +83,11 @@ class Device:
         self.pools: list[tuple[int, int]] = []
         """Private pools that allocations go to now, innermost last."""
         self.captures = 0
+        self._lock = threading.RLock()
+        """Held while blocks change hands: snapshots are also taken from other threads."""
+        self._busy = False
+        self._to_free: deque[tuple[Any, int]] = deque()
+        """Blocks whose last owner died while the allocator was at work."""
         self._waiting: set[int] = set()
         """Cards with blocks that wait for another stream."""
         self.observers: list[OutOfMemoryObserver] = []
@@ -132,10 +138,16 @@ class Device:
             # The other stream is assumed to keep up with this one: the lower bound of what a card would show.
             self._waiting.discard(index)
             allocator.process_events()
-        try:
-            return allocator.allocate(count, stream, stack, self.pools[-1] if self.pools else DEFAULT_POOL)
-        except AllocatorOutOfMemory as error:
-            failed = error
+        pool = self.pools[-1] if self.pools else DEFAULT_POOL
+        with self._lock:
+            self._busy = True
+            try:
+                return allocator.allocate(count, stream, stack, pool)
+            except AllocatorOutOfMemory as error:
+                failed = error
+            finally:
+                self._busy = False
+                self._free_later_ones()
         free = self.free_bytes(index)
         for observer in list(self.observers):
             observer(index, failed.segment_size, self.total_bytes, free)
@@ -145,9 +157,22 @@ class Device:
         raise torch.OutOfMemoryError(message)
 
     def free(self, block: Any, index: int) -> None:
-        if block.stream_uses:
-            self._waiting.add(index)
-        self.allocators[index].free_block(block)
+        """Give a block back; later, when the garbage collector asks in the middle of another allocator call."""
+        with self._lock:
+            self._to_free.append((block, index))
+            if not self._busy:
+                self._free_later_ones()
+
+    def _free_later_ones(self) -> None:
+        while self._to_free:
+            block, index = self._to_free.popleft()
+            if block.stream_uses:
+                self._waiting.add(index)
+            self._busy = True
+            try:
+                self.allocators[index].free_block(block)
+            finally:
+                self._busy = False
 
     def free_bytes(self, index: int) -> int:
         """What cudaMemGetInfo calls free."""
@@ -167,7 +192,8 @@ class Device:
         collects = gc.isenabled()
         gc.disable()  # a collection would free blocks between the lines below; torch holds its lock here
         try:
-            return self._snapshot()
+            with self._lock:
+                return self._snapshot()
         finally:
             if collects:
                 gc.enable()
@@ -191,6 +217,7 @@ class Device:
     def reset(self) -> None:
         """As after the start of the process."""
         self.allocators.clear()
+        self._to_free.clear()
         for rows in self.history.rows:
             rows.clear()
 

@@ -127,7 +127,7 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
                     return func(*args, **kwargs)
         try:
             return self.simulate(func, args, kwargs)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, UnsupportedOperation) as error:
             raise error.with_traceback(None) from None  # the way through here tells the user nothing
 
     def _kind(self, tensor_type: type) -> int:

@@ -1,4 +1,4 @@
-# ruff: noqa: PT017
+# ruff: noqa: PT017, BLE001
 """torch.cuda as programs see it."""
 
 import contextlib
@@ -278,6 +278,28 @@ def check_addresses():
     assert x.data_ptr() == x.untyped_storage().data_ptr() > 0
     assert x[1].data_ptr() - x.data_ptr() == 8 * 4
     assert x.data_ptr() != torch.empty(8, 8, device="cuda").data_ptr()
+
+
+def check_snapshots_from_another_thread():
+    failures, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            try:
+                torch.cuda.memory._snapshot()
+                torch.cuda.memory_stats()
+            except Exception as problem:
+                failures.append(repr(problem))
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(300):
+        held = [torch.empty(100 + 50 * i, 1000, device="cuda") for i in range(10)]
+        del held
+    done.set()
+    thread.join()
+    assert not failures, failures
 
 
 def check_threads_are_simulated():

@@ -186,6 +186,23 @@ def check_moving_average_model():
     assert average(cuda(2, 64)).shape == (2, 64)
 
 
+def check_garbage_collected_tensors_are_freed():
+    import gc
+
+    class Node:
+        pass
+
+    before = torch.cuda.memory_allocated()
+    for _ in range(3000):
+        node = Node()
+        node.me, node.tensor = node, torch.empty(100, 100, device="cuda")
+    del node
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
+    held = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"] if b["state"] == "active_allocated"]
+    assert sum(b["size"] for b in held) == before
+
+
 def check_retained_graph_is_freed():
     layer = nn.Linear(512, 512).cuda()
     before = torch.cuda.memory_allocated()
