@@ -146,6 +146,8 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         if not types and func in _FACTORIES and self._is_virtual(func, args, kwargs):
             with self.fake:
                 return func(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}  # pinning needs a driver
         info = self._infos.get(func) or self._learn(func)
         if info.on_host and info.kernel is not None:
             out = info.kernel(self, func, args, kwargs)

@@ -23,6 +23,9 @@ def install(mode: Any) -> None:
     handle = graphs.graph_pool_handle = torch.cuda.graph_pool_handle = lambda: (0, next(_graph_ids))
     graphs._graph_pool_handle = torch._C._graph_pool_handle = handle
     torch._C._host_emptyCache = lambda: None
+    for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
+        if not hasattr(torch._C, name):  # the compiler imports them where there is CUDA
+            setattr(torch._C, name, type(name, (), {}))
 
     def begin(index: int, pool: tuple[int, int]) -> None:
         device.allocator(index).retain_pool(pool)

@@ -203,6 +203,37 @@ def check_garbage_collected_tensors_are_freed():
     assert sum(b["size"] for b in held) == before
 
 
+def check_activations_on_the_host():
+    def kept(context):
+        x = cuda(1000, 1000, requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        with context:
+            y = (x * x).sin().exp()
+        size = torch.cuda.memory_allocated() - before
+        y.sum().backward()
+        return size
+
+    import contextlib
+
+    plain = kept(contextlib.nullcontext())
+    assert kept(torch.autograd.graph.save_on_cpu(pin_memory=True)) <= plain - 4_000_000
+
+
+def check_pinned_buffers():
+    buffer = torch.empty(100, 100, pin_memory=True)
+    assert buffer.is_pinned()
+    buffer.copy_(cuda(100, 100), non_blocking=True)
+    assert not cuda(2).is_pinned()
+
+
+def check_compiler_is_loaded_when_asked_for():
+    import torch._dynamo
+
+    torch._dynamo.config.suppress_errors = True
+    torch._dynamo.reset()
+    assert torch.compile(lambda x: x + 1)(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
+
+
 def check_retained_graph_is_freed():
     layer = nn.Linear(512, 512).cuda()
     before = torch.cuda.memory_allocated()
