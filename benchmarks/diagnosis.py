@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +95,36 @@ def judge(rows: list[dict[str, Any]], *, everything: bool, details: bool) -> Cou
     return counts
 
 
+LINE = "2026-01-02 03:04:05,678 INFO trainer: step 1234 loss 2.3456 lr 1e-4 mem 12.3 GiB tokens/s 12345 grad 1.234\n"
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 24.00 GiB "
+    "of which 256.00 MiB is free. Including non-PyTorch memory, this process has 23.50 GiB memory in use. Of the "
+    "allocated memory 22.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def time_of_explain(megabytes: int = 10) -> float:
+    """Seconds of processor time of `oomscope explain` on a log with one error near its end, the whole process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.log"
+        path.write_text(LINE * (megabytes * 10**6 // len(LINE)) + OOM + LINE * 100, encoding="utf-8")
+        best = float("inf")
+        for _ in range(5):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(
+                [sys.executable, "-m", "oomscope", "explain", str(path)],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return best
+
+
 def main() -> int:
+    print(
+        f"explain a log of 10 MB: {time_of_explain() * 1000:.0f} ms of processor time (best of 5, limit 300)"
+    )
     arguments = [a for a in sys.argv[1:] if not a.startswith("--")]
     folder = Path(
         arguments[0] if arguments else os.environ.get("OOMSCOPE_CASES") or ROOT.parent / "shared" / "cases"

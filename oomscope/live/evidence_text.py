@@ -16,7 +16,6 @@ from oomscope.core.diagnosis.evidence import Evidence, Signal
 from oomscope.core.diagnosis.log import LogReading, LogScanner
 from oomscope.core.diagnosis.message import DEVICE_KINDS, OomMessage
 from oomscope.core.diagnosis.signals import from_frames
-from oomscope.core.diagnosis.words import from_words
 from oomscope.errors import InputError
 
 CHUNK = 1 << 20
@@ -24,6 +23,15 @@ _HEAD = 4096
 _PICKLE = re.compile(rb"\x80[\x02-\x05]|\(dp?0|\(lp?0|\}q|\]q")
 SHORT_TEXT = 4000
 """A text of at most so many characters may be a person's description."""
+
+
+def _heard(about: str) -> tuple[Signal, ...]:
+    """Signals of a person's words; the table of words is large, and most logs come without any."""
+    if not about.strip():
+        return ()
+    from oomscope.core.diagnosis.words import from_words
+
+    return from_words(about)
 
 
 def is_snapshot(head: bytes) -> bool:
@@ -86,7 +94,7 @@ def from_reading(reading: LogReading, *, source: str, about: str = "", job: int 
     signals: list[Signal] = list(from_frames(message.frames, "traceback")) if message is not None else []
     if message is not None and "clone()" in message.before:
         signals.append(Signal("op:clone", "a clone() of the state dict failed", "message"))
-    signals += from_words(about) if about else ()
+    signals += _heard(about)
     ranks = sorted({m.rank for m in mine if m.rank is not None and m.is_oom})
     if len(ranks) > 1:
         signals.append(Signal("uses:ranks", f"ranks {', '.join(map(str, ranks))} report it", "log"))
@@ -142,5 +150,5 @@ def from_snapshot(path: Path, *, about: str = "") -> Evidence:
     found = read_snapshot(path, device=None, steps=(), oom=None, strict=True)
     evidence = with_snapshot_facts(Evidence(), found)
     frames = evidence.oom.frames if evidence.oom is not None else ()
-    signals = (*(from_frames(frames, "snapshot") if frames else ()), *(from_words(about) if about else ()))
+    signals = (*(from_frames(frames, "snapshot") if frames else ()), *_heard(about))
     return replace(evidence, signals=signals)

@@ -29,14 +29,13 @@ _MAX_MESSAGES = 2000
 _TRIGGERS = tuple(
     word.encode()
     for word in (
-        "ut of memory", "ried to allocate", "total capac", "OUT_OF_MEMORY", "llocation on device",
-        "ALLOC_FAILED", "NOT_INITIALIZED", "ALLOCATION_FAILED", "alid cuDNN algorithm", "CUDNN_STATUS_INT",
+        "ut of memory", "ried to allocate", "total capac", "llocation on device", "alid cuDNN algorithm",
         "unable to find an engine", "NVML_SUCCESS", "NCCL error in", "ailed to CUDA", "enforce fail",
         "ERROR_OUT_OF", "cient shared", "Unable to allocate", "No space left on device",
-        "unable to write to file", "dev/shm/nccl", "annot allocate memory", "bad_alloc", "aging file is too",
-        "exitcode", "xit code", "with code", "xit status", "return code", "SIGKILL", "Killed", "by signal",
-        "exited unexpectedly", "oom-kill", "oom_kill", "memory limit", "MemoryError", "RESOURCE_EXHAUSTED",
-        "Bus error",
+        "unable to write to file", "annot allocate memory", "bad_alloc", "aging file is too", "exitcode",
+        "xit code", "with code", "xit status", "return code", "SIGKILL", "Killed", "by signal",
+        "exited unexpectedly", "oom_kill", "MemoryError", "RESOURCE_EXHAUSTED", "Bus error", "_STATUS_",
+        "CUFFT_ALL", "slurmstepd", "dev/shm",
     )
 )  # fmt: skip
 _TRACEBACK = b"Traceback (most recent call last)"

@@ -17,7 +17,8 @@ def loaded(value: object) -> Loaded:
 @pytest.fixture
 def install(monkeypatch):
     def run(*values: object) -> tuple[Rule, ...]:
-        monkeypatch.setattr(plugin_rules, "load", lambda group: [loaded(value) for value in values])
+        monkeypatch.setattr("oomscope.plugins.load", lambda group: [loaded(value) for value in values])
+        monkeypatch.setattr(plugin_rules, "is_registered", lambda: True)
         return plugin_rules.plugin_rules()
 
     return run
@@ -46,3 +47,18 @@ def test_an_answer_of_another_kind_is_none(install):
     assert isinstance(odd.test(Evidence()), Undecided)
     (fine,) = install(rule(lambda e: Excluded()))
     assert isinstance(fine.test(Evidence()), Excluded)
+
+
+def test_packages_that_name_the_group_are_found(tmp_path):
+    assert not plugin_rules.is_registered([str(tmp_path), str(tmp_path / "none")])
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[console_scripts]\nx = y:z\n")
+    assert not plugin_rules.is_registered([str(tmp_path)])
+    (info / "entry_points.txt").write_text("[oomscope.rules]\nx = y:z\n")
+    assert plugin_rules.is_registered([str(tmp_path)])
+
+
+def test_without_any_there_are_none(monkeypatch):
+    monkeypatch.setattr(plugin_rules, "is_registered", lambda: False)
+    assert plugin_rules.plugin_rules() == ()
