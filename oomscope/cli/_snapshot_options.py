@@ -12,8 +12,9 @@ import click
 from oomscope.core.snapshot.analysis import DeviceAnalysis, analyse
 from oomscope.core.snapshot.model import Snapshot
 from oomscope.errors import SnapshotError, UsageError
-from oomscope.store.snapshots import Limits, Selection, SnapshotLoader, snapshot_files
+from oomscope.store.snapshots import Limits, Selection, SnapshotLoader
 from oomscope.units import parse_size
+from oomscope.views.snapshot_files import offered
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,14 +68,12 @@ def selection_of(last: int | None, window: str | None) -> Selection:
 
 
 def files_of(path: Path) -> list[Path]:
-    """`path` itself, or the snapshot files in a folder.
+    """`path` itself, or the snapshot files in a folder, which may be a session's.
 
     Raises:
         SnapshotError: the folder holds none.
     """
-    if not path.is_dir():
-        return [path]
-    found = snapshot_files(path)
+    found = offered(path)
     if not found:
         raise SnapshotError(
             f"{path} holds no snapshot files", hint="snapshots end in .pickle, .pkl, .p or .html"

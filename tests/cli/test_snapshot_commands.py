@@ -194,6 +194,50 @@ def test_terminal_codes_in_names_are_not_printed(tmp_path: Path, capsys: pytest.
         assert "\x07" not in text
 
 
+def test_open_needs_a_terminal_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made(tmp_path, "a.pickle", training())
+    assert main(["open", path]) == ExitCode.SETUP
+    assert "oomscope inspect" in capsys.readouterr().err
+    assert main(["open", str(tmp_path / "missing")]) == ExitCode.INPUT
+    assert main(["open", path, "--range", "x"]) == ExitCode.USAGE
+
+
+def test_session_folders_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from oomscope.store.session import Session
+
+    session = Session.create(tmp_path, name="train", command=["python", "train.py"], cwd=tmp_path)
+    folder = session.new_attempt().path / "snapshots"
+    folder.mkdir(exist_ok=True)
+    made(folder, "r00001-step000002-oom.pickle", training())
+    (found,) = json.loads(run(capsys, "inspect", str(session.path), "--json"))["snapshots"]
+    assert (found["rank"], found["step"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--max-memory", "much"], ["--at", "soon"], ["--by", "colour"], ["--top", "0"], ["--max-seconds", "0"]],
+)
+def test_wrong_options(options: list[str], tmp_path: Path) -> None:
+    assert main(["inspect", made(tmp_path, "a.pickle", training()), *options]) == ExitCode.USAGE
+
+
+def test_limits_reach_the_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = {**training(), "padding": [f"{n:040d}" for n in range(200_000)]}
+    path = made(tmp_path, "a.pickle", raw)
+    assert main(["inspect", path, "--max-memory", "10MiB"]) == ExitCode.INPUT
+    assert "more memory than the limit" in capsys.readouterr().err
+
+
+def test_reading_snapshots_needs_neither_torch_nor_a_screen(tmp_path: Path) -> None:
+    path = made(tmp_path, "a.pickle", training())
+    code = (
+        "import sys; from oomscope.cli.main import main; assert main(['inspect', sys.argv[1]]) == 0; "
+        "assert not {'torch', 'textual', 'rich'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_memory_viz_export_is_read_by_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = made(tmp_path, "a.pickle", training()["segments"])
