@@ -7,6 +7,7 @@ away.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,10 +26,10 @@ class History:
     first_step: int
     span: int
     """Steps per bucket."""
-    low: tuple[int, ...]
+    low: Sequence[int]
     """What no moment of the steps went below."""
-    peak: tuple[int, ...]
-    reserved: tuple[int, ...]
+    peak: Sequence[int]
+    reserved: Sequence[int]
     """Empty for host memory."""
 
     @property
@@ -52,16 +53,11 @@ EMPTY = History(0, 1, (), (), ())
 
 
 def freeze(series: Series | None) -> History:
-    """A copy of `series`."""
+    """A copy of `series`; slices of its arrays, which copy without making a Python number of every element."""
     if series is None:
         return EMPTY
-    return History(
-        series.first_step,
-        max(1, series.span),
-        tuple(series.low),
-        tuple(series.peak),
-        () if series.on_host else tuple(series.reserved),
-    )
+    reserved = () if series.on_host else series.reserved[:]
+    return History(series.first_step, max(1, series.span), series.low[:], series.peak[:], reserved)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.style import Style
 from textual import events
 from textual.binding import BindingType
 from textual.geometry import Region, Size
@@ -52,7 +51,7 @@ class LineList(ScrollView, can_focus=True):
         self._rows: list[Row] = []
         self._strips: dict[int, Strip] = {}
         self._built_width = -1
-        self._palette_key: tuple[str, Style] | None = None
+        self._palette: tuple[str, Palette] | None = None
         self.cursor_key = ""
 
     # -- what subclasses give ----------------------------------------------------------------
@@ -65,7 +64,12 @@ class LineList(ScrollView, can_focus=True):
 
     @property
     def palette(self) -> Palette:
-        return palette(self.app.theme, self.rich_style)
+        """Kept until the style changes: working out `rich_style` for every line costs more than painting it."""
+        theme = self.app.theme
+        if self._palette is None or self._palette[0] != theme:
+            self._palette = (theme, palette(theme, self.rich_style))
+            self._strips.clear()
+        return self._palette[1]
 
     @property
     def rows(self) -> list[Row]:
@@ -96,18 +100,14 @@ class LineList(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         self._ensure()
         width = self.scrollable_content_region.width
-        look = (self.app.theme, self.rich_style)
-        if look != self._palette_key:
-            self._palette_key = look
-            self._strips.clear()
+        colours = self.palette
         line = y if y < len(self._header) else y + int(self.scroll_offset.y)
         strip = self._strips.get(line)
         if strip is None:
-            strip = self._strips[line] = self._paint(line, width)
+            strip = self._strips[line] = self._paint(line, width, colours)
         return strip
 
-    def _paint(self, line: int, width: int) -> Strip:
-        colours = self.palette
+    def _paint(self, line: int, width: int, colours: Palette) -> Strip:
         if line < len(self._header):
             return to_strip(self._header[line], width, colours)
         index = line - len(self._header)
@@ -124,6 +124,7 @@ class LineList(ScrollView, can_focus=True):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
+        self._palette = None
         self._strips.clear()
 
     def on_resize(self, event: events.Resize) -> None:

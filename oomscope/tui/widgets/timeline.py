@@ -95,11 +95,11 @@ class Timeline(Widget):
         self._strips = []
 
     def render_line(self, y: int) -> Strip:
-        look = (self.size, self.app.theme, self.rich_style)
+        look = (self.size, self.app.theme)
         if not self._strips or look != self._look:
             self._look = look
             self._strips = self._build(self.size, palette(self.app.theme, self.rich_style))
-        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
 
     @property
     def shown(self) -> Columns:
