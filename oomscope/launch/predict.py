@@ -17,7 +17,7 @@ from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.fixes import Fix, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, current_settings, join_settings, split_settings
 from oomscope.core.fixes.model import Band, merge_runtime
-from oomscope.core.fixes.prediction import Outcome, floor_sentence, interval
+from oomscope.core.fixes.prediction import Outcome, calibration, floor_sentence, interval
 from oomscope.core.fixes.requests import predict_range
 from oomscope.core.fixes.search import Combination, Found, search, time_factor
 from oomscope.errors import PredictionImpossible
@@ -30,7 +30,9 @@ from oomscope.launch.predict_facts import (
     composition,
     current_environment,
     facts_of_attempt,
+    is_simulated,
     records_of_rank,
+    step_peaks,
     with_observation,
 )
 from oomscope.launch.predict_object import Predictions, describe
@@ -47,7 +49,7 @@ MIN_STEPS = 2
 MAX_STEPS = 40
 #: Seconds of a run that importing torch takes, and how long the longer run for varying batches may take.
 _START_S = 2.5
-_LONGER_S = 20.0
+_LONGER_S = 60.0
 SIMULATED = "simulated device"
 RECORDED = "recorded facts, by formula"
 
@@ -96,6 +98,8 @@ def predict(
     prediction = _Prediction(session, attempt, spec, facts, card, capacity, set(only) if only else None)
     prediction.why_no_card = why_none
     prediction.note = _changed_script(spec, records)
+    if not is_simulated(records):
+        prediction.measured = step_peaks(records)
     return prediction.run(time.monotonic() + budget_s, on_progress or (lambda fix, done, total: None))
 
 
@@ -167,6 +171,10 @@ class _Prediction:
         self.outcomes: dict[Combination, Outcome] = {}
         self.fixes = {fix.id: fix for fix in catalogue()}
         self.note: str | None = None
+        self.measured: dict[int, int] = {}
+        """Step -> allocated peak of the attempt, when it ran on a real GPU."""
+        self.scale = 1.0
+        """Measured over simulated; 1.0 when nothing was measured."""
         self.why_no_card = ""
         self.patches = Patches()
 
@@ -188,6 +196,7 @@ class _Prediction:
         if raw.failed:
             return self._by_formula(raw.failed)
         raw = self._longer_if_varying(runs, raw)
+        self.scale = calibration(self.measured, step_peaks(raw.records))
         self.baseline = self._outcome((), raw)
         self.facts = dataclasses.replace(
             self.facts,
@@ -285,28 +294,35 @@ class _Prediction:
         for each in ids:
             settings.update(split_settings(self.fixes[each].plan(self.facts).env.get(OLD_NAME, "")))
         config = AllocatorConfig.parse(join_settings(settings))
-        span = predict_range(raw.events, config, capacity_bytes=self.capacity)
+        limit = None if self.capacity is None else int(self.capacity / self.scale)
+        span = predict_range(raw.events, config, capacity_bytes=limit)
         assumed = bool(set(raw.last("simulated").get("assumed_values") or ()) - _HARMLESS)
-        low, high = interval(span.low_bytes, span.high_bytes, self.facts, assumed=assumed)
+        ends = int(span.low_bytes * self.scale), int(span.high_bytes * self.scale)
+        unseen = self.facts.batch_varies and raw.steps >= self.steps
+        low, high = interval(*ends, self.facts, assumed=assumed, unseen=unseen)
+        known_high = interval(*ends, self.facts, assumed=assumed)[1]
         peak = raw.last("peak")
         return Outcome(
             ids,
-            peak_reserved_bytes=span.middle_bytes,
+            peak_reserved_bytes=int(span.middle_bytes * self.scale),
             low_bytes=low,
             high_bytes=high,
-            peak_allocated_bytes=span.peak_allocated_bytes,
+            peak_allocated_bytes=int(span.peak_allocated_bytes * self.scale),
             peak_phase=peak.get("phase"),
             composition=composition(peak),
             fits=span.fits,
-            tight=bool(span.fits and self.capacity is not None and high > self.capacity),
+            tight=bool(span.fits and self.capacity is not None and known_high > self.capacity),
             time_factor=factor,
             refused=refused,
-            basis=f"{SIMULATED}, {raw.steps} steps",
+            basis=f"{SIMULATED}, {raw.steps} steps{self._calibrated()}",
             steps=raw.steps,
         )
 
     # -- the object
     # --------------------------------------------------------------------------------------------------
+
+    def _calibrated(self) -> str:
+        return "" if self.scale == 1.0 else f", calibrated by the measured peaks (× {self.scale:.3f})"
 
     def _object(self, found: Found) -> dict[str, Any]:
         wanted = [fix for fix in catalogue() if self.only is None or fix.id in self.only]

@@ -112,6 +112,20 @@ def _groups(value: Any) -> tuple[BlockGroup, ...]:
     )
 
 
+def step_peaks(records: Iterable[Record]) -> dict[int, int]:
+    """Step -> peak of allocated bytes in it."""
+    return {
+        int(record["step"]): int(record["peak_allocated_bytes"])
+        for record in records
+        if record.get("k") == "step" and record.get("peak_allocated_bytes") and record.get("step") is not None
+    }
+
+
+def is_simulated(records: Iterable[Record]) -> bool:
+    """Whether the rank ran on a simulated device."""
+    return bool((_last(records, "rank") or {}).get("simulated"))
+
+
 def composition(peak: Record) -> dict[str, int]:
     """Category -> bytes of a record "peak"."""
     parts = peak.get("composition") or ()

@@ -55,7 +55,13 @@ class Effect:
     why_ineffective: str | None
 
 
-def interval(low: int, high: int, facts: JobFacts, *, assumed: bool = False) -> tuple[int, int]:
+#: How much more a batch later than those that were run may need, when batches differ in size (assumed).
+_UNSEEN_BATCHES = 0.10
+
+
+def interval(
+    low: int, high: int, facts: JobFacts, *, assumed: bool = False, unseen: bool = False
+) -> tuple[int, int]:
     """Widen the range that the address models gave by the known error of the simulated device.
 
     Args:
@@ -63,11 +69,33 @@ def interval(low: int, high: int, facts: JobFacts, *, assumed: bool = False) -> 
         high: the largest.
         facts: what the model is made of.
         assumed: whether values that decide about memory had to be assumed.
+        unseen: whether batches differ in size and the run was ended before the script's own end.
     """
     below, above = _ERROR["convolution" if facts.has_convolution else "plain"]
     if assumed:
         below, above = max(below, _ERROR["assumed"][0]), max(above, _ERROR["assumed"][1])
+    if unseen:
+        above = max(above, _UNSEEN_BATCHES)
     return int(low * (1 - below)), int(high * (1 + above))
+
+
+#: A measured peak further from the simulated one than this is no calibration: something else is different.
+_CALIBRATION_LIMIT = 1.25
+
+
+def calibration(measured: Mapping[int, int], simulated: Mapping[int, int]) -> float:
+    """Measured over simulated allocated peak: the median over the steps that both have, 1.0 without any.
+
+    Args:
+        measured: step -> peak of allocated bytes on the real GPU.
+        simulated: the same of the prediction run without fixes.
+    """
+    common = [step for step in measured if measured[step] and simulated.get(step)]
+    ratios = sorted(measured[step] / simulated[step] for step in common)
+    if not ratios:
+        return 1.0
+    middle = ratios[len(ratios) // 2]
+    return middle if 1 / _CALIBRATION_LIMIT <= middle <= _CALIBRATION_LIMIT else 1.0
 
 
 def effect(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[Fix, ...]) -> Effect:

@@ -40,6 +40,8 @@ def _chunks_band(facts: JobFacts) -> Band | None:
     if nothing or saved is None:
         return nothing
     body = max(0, saved - facts.logits_bytes)
+    if not body:
+        return Band(0, 0, "no activations of the model are alive at the peak")
     share = 1 - 1 / _CHUNKS
     return Band(
         int(0.6 * body * share),

@@ -8,7 +8,7 @@ from oomscope.core.fixes import CATALOGUE, get, known_ids
 from oomscope.core.fixes.environment import OLD_NAME
 from oomscope.core.fixes.model import BlockGroup, How, JobFacts, Knob, Risk
 from oomscope.core.fixes.patches import PATCHES
-from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence, interval
+from oomscope.core.fixes.prediction import Outcome, calibration, effect, floor_sentence, interval
 from oomscope.errors import FixError
 
 GIB = 1 << 30
@@ -166,3 +166,10 @@ def test_the_interval_is_wider_where_the_simulation_knows_less():
     assert low < plain[0]
     assert high > plain[1]
     assert interval(90 * GIB, 100 * GIB, JOB, assumed=True)[0] < 90 * GIB
+    assert interval(100 * GIB, 100 * GIB, JOB, unseen=True) == (99 * GIB, 110 * GIB)
+
+
+def test_measured_peaks_calibrate_the_simulated_ones():
+    assert calibration({0: 90, 1: 105, 2: 105}, {1: 100, 2: 100, 3: 100}) == 1.05
+    assert calibration({}, {1: 100}) == 1.0
+    assert calibration({1: 300}, {1: 100}) == 1.0, "so far off that something else must differ"
