@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -104,20 +106,21 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
                 row["state"],
                 str(row["attempts"]),
                 row["rule"] or ("out of memory" if row["oom"] else "-"),
-                _shortened(
-                    " ".join(os.path.basename(word) if os.sep in word else word for word in row["command"])
-                ),
+                " ".join(os.path.basename(word) if os.sep in word else word for word in row["command"]),
             )
         )
     widths = [max(len(line[column]) for line in cells) for column in range(5)]
-    return [
+    lines = (
         "  ".join([*(text.ljust(width) for text, width in zip(line, widths, strict=False)), line[5]]).rstrip()
         for line in cells
-    ]
+    )
+    # A line never wraps in a terminal; in a file or a pipe nothing is cut that could be searched for.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return [_shortened(line, columns) for line in lines]
 
 
-def _shortened(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _shortened(text: str, limit: int | None) -> str:
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _age(seconds: float) -> str:

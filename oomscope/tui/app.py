@@ -318,7 +318,7 @@ class OomscopeApp(App[str], inherit_bindings=False):
                 self.ask("stop", "asked the supervisor to stop the job")
 
         body = (
-            "Every rank gets SIGTERM and time to save; what does not end is killed.",
+            "The job gets an interrupt, as Ctrl-C gives it, and time to save.",
             "What was recorded so far is kept.",
         )
         self.push_screen(Confirm("Stop the job?", body, yes="Stop it", no="Let it run"), decided)

@@ -141,7 +141,7 @@ class QuitDialog(Dialog[str]):
             ),
             (
                 ("l", "Leave it running", "the job goes on; only this viewer closes"),
-                ("s", "Stop the job", "SIGTERM, time to save, then the viewer closes"),
+                ("s", "Stop the job", "an interrupt as Ctrl-C, time to save; the viewer closes"),
                 ("k", "Kill the job", "at once, nothing is saved"),
             ),
         )
