@@ -73,6 +73,42 @@ def test_a_text_wrapped_at_the_border_of_two_blocks(monkeypatch):
         assert [m.tried_bytes for m in reading.messages] == [20 << 20], shift
 
 
+def test_every_collected_text_is_found_in_a_long_log(cases, monkeypatch):
+    monkeypatch.setattr(log, "_SMALL", 0)
+    for row in cases("oom_messages.jsonl"):
+        found = [m.kind for m in scan_text(f"{STEP * 2000}{row['text']}\n{STEP * 2000}").messages]
+        # What is no memory problem may stay unnoticed in a long log.
+        assert found == [row["kind"]] or row["kind"] == "nccl_other", row["text"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+        "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at x",
+        "torch.OutOfMemoryError: Allocation on device",
+        "NCCL WARN Failed to CUDA calloc async 608 bytes",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 5.00 GiB for an array with shape (1, 2)",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "OSError: [WinError 1455] The paging file is too small for this operation to complete",
+        "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: No space left on device (28)",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0.",
+        "[1.2] Memory cgroup out of memory: Killed process 77 (python)",
+        "    Reason:       OOMKilled",
+        "exits with return code = -9",
+        "returned non-zero exit status 247.",
+        "RuntimeError: DataLoader worker (pid(s) 12) exited unexpectedly",
+        "RuntimeError: level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    ],
+)
+def test_other_forms_are_found_in_a_long_log(text, monkeypatch):
+    monkeypatch.setattr(log, "_SMALL", 0)
+    assert len(scan_text(f"{STEP * 2000}{text}\n{STEP * 2000}").messages) == 1
+
+
 def test_powershell_writes_utf16():
     reading = scan([b"\xff\xfe" + oom().encode("utf-16-le")])
     assert [m.tried_bytes for m in reading.messages] == [20 << 20]
