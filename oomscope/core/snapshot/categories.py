@@ -77,9 +77,17 @@ def categories(
     put(forward & ~reaches_backward, Category.TEMPORARIES)
     if not len(_rows_of(device, facts, Origin.BACKWARD, Origin.GRADIENT, Origin.EMPTY)):
         # Without a backward in sight, what a forward made and kept may as well be a cache of keys and values.
-        put(forward & (old | (lives.death >= lives.n_events)), Category.UNKNOWN)
+        # When memory
+        # memory runs out in the first forward of a training, there is no backward either: then only no_grad tells
+        # them apart.
+        unlikely = facts.without_grad[lives.stack + 1] if _ran_out(device) else np.ones(len(lives), np.bool_)
+        put(forward & (old | (lives.death >= lives.n_events)) & unlikely, Category.UNKNOWN)
     _from_profile(snapshot, device, lives, found)
     return found
+
+
+def _ran_out(device: DeviceSnapshot) -> bool:
+    return bool((device.events.action == Action.OOM).any())
 
 
 def _rows_of(device: DeviceSnapshot, facts: StackFacts, *wanted: Origin) -> IntArray:
@@ -155,7 +163,7 @@ def composition(lives: Lifetimes, category: IntArray, alive: BoolArray, facts: S
 _KEPT = {
     Category.GRADIENTS: "kept after the backward pass",
     Category.OPTIMIZER_STATE: "kept after the step",
-    Category.ACTIVATIONS: "kept for the backward pass",
+    Category.ACTIVATIONS: "kept until a backward pass or the error",
     Category.TEMPORARIES: "freed soon after",
 }
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from oomscope.core.snapshot.columns import Frame, IntArray, StackTable
+from oomscope.core.snapshot.columns import BoolArray, Frame, IntArray, StackTable
 
 
 class Origin(enum.IntEnum):
@@ -111,6 +111,8 @@ class StackFacts:
     """(n_stacks + 1,) int64, `Origin`."""
     rule: IntArray
     """(n_stacks + 1,) int64, index into `RULES`, -1 when none matched."""
+    without_grad: BoolArray
+    """(n_stacks + 1,) bool: a function decorated with torch.no_grad or torch.inference_mode is on the stack."""
 
 
 def stack_facts(stacks: StackTable) -> StackFacts:
@@ -123,8 +125,9 @@ def stack_facts(stacks: StackTable) -> StackFacts:
     rule = np.full(count + 1, -1, np.int64)
     filled = np.flatnonzero(np.diff(stacks.offsets) > 0)
     origin[1:] = int(Origin.EMPTY)
+    without_grad = np.zeros(count + 1, np.bool_)
     if not len(filled):
-        return StackFacts(origin, rule)
+        return StackFacts(origin, rule, without_grad)
     starts = stacks.offsets[filled]
     seen = np.bitwise_or.reduceat(bits[stacks.frame_ids], starts)
     has_python = np.logical_or.reduceat(python[stacks.frame_ids], starts)
@@ -138,7 +141,13 @@ def stack_facts(stacks: StackTable) -> StackFacts:
     found[(found == Origin.OTHER) & ~has_python] = int(Origin.BACKWARD)
     found[(found == Origin.OTHER) & constructs] = int(Origin.MODEL)
     origin[filled + 1], rule[filled + 1] = found, telling
-    return StackFacts(origin, rule)
+    decorated = np.array([_is_no_grad(frame) for frame in stacks.frames], np.bool_)
+    without_grad[filled + 1] = np.logical_or.reduceat(decorated[stacks.frame_ids], starts)
+    return StackFacts(origin, rule, without_grad)
+
+
+def _is_no_grad(frame: Frame) -> bool:
+    return frame.function == "decorate_context" and frame.file.endswith("_contextlib.py")
 
 
 def _builds_model(frame: Frame) -> bool:

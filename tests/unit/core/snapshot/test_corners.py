@@ -156,6 +156,20 @@ def test_without_a_backward_kept_forwards_are_unknown() -> None:
     assert kinds == {MIB: Category.UNKNOWN, 4 * MIB: Category.TEMPORARIES}
 
 
+@pytest.mark.parametrize(("decorated", "expected"), [(False, Category.ACTIVATIONS), (True, Category.UNKNOWN)])
+def test_first_forward_that_runs_out_of_memory(decorated: bool, expected: Category) -> None:
+    memory = Allocator()
+    if decorated:
+        memory.stacks["forward"].append(frame("/e/torch/utils/_contextlib.py", 124, "decorate_context"))
+    memory.malloc(MIB, "parameters")
+    for _ in range(3):
+        memory.malloc(8 * MIB, "forward")
+    memory.oom(64 * MIB, MIB)
+    analysis = first(wrap(memory))
+    shares = {share.category: share.bytes for share in analysis.composition(analysis.focus.row)}
+    assert shares == {Category.PARAMETERS: MIB, expected: 24 * MIB}
+
+
 def test_labels() -> None:
     assert frame_label(Frame("/a/b/c.py", 3, "f")) == "b/c.py:3 f"
     assert frame_label(Frame("/e/site-packages/torch/x.py", 3, "f")) == "torch/x.py:3 f"
