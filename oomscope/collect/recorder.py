@@ -24,6 +24,8 @@ from oomscope.units import MIB
 _NOISE_BYTES = MIB
 _REPEAT_NS = 10 * 10**9
 _POLL_S = 0.25
+#: Kernel messages of processes are kept from a little before the start: the job may have started first.
+_BEFORE_NS = 10 * 10**9
 #: After this much a host file is not continued; the job's own records matter more than ours.
 MAX_BYTES = 256 * MIB
 
@@ -103,6 +105,7 @@ class HostRecorder:
         self._stop = threading.Event()
         self._wanted: list[int] | None = None
         self._host_records = 0
+        self._since = time.time_ns() - _BEFORE_NS
         self._ask_again = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oomscope-host", daemon=True)
@@ -170,6 +173,8 @@ class HostRecorder:
         for collector in self._collectors:
             for record in collector.poll():
                 self._host_records += record["k"] == "host"
+                if record["k"] in ("oom_kill", "fault") and record["t"] < self._since:
+                    continue  # the kernel log goes back to the boot; other people's ends are none of this job's
                 if self._on_record is not None:
                     self._on_record(record)
                 if self._thinner.keep(record):

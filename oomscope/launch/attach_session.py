@@ -410,8 +410,10 @@ class AttachSession:
                 f"{attach_place.LEASE_S:.0f} s"
             )
         self._notice_ends()
-        self.recorder.stop()
         over = self.is_over
+        if over:
+            self.recorder.settle()  # how it ended stands in the first reading after the end
+        self.recorder.stop()
         facts = self.how_it_ended() if over else []
         for fact in facts:
             self._say(fact.text)

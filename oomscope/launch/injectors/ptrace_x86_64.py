@@ -158,7 +158,10 @@ class PtraceInjector:
         deadline = time.monotonic() + self._wait_s
         state = 0
         while time.monotonic() < deadline:
-            (state,) = memory.unpack(page + _STATE_OFFSET, "<Q")
+            try:
+                (state,) = memory.unpack(page + _STATE_OFFSET, "<Q")
+            except InjectError as error:
+                raise InjectError("gone", "the process ended while it was attached to") from error
             if state >= _STATE_ERROR:
                 report.state = "ran" if state == _STATE_RAN else "failed"
                 return
