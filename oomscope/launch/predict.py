@@ -123,6 +123,11 @@ def spec_of(session: Session, attempt: Attempt, card: Card | None) -> JobSpec:
     )
 
 
+def _steps_for_varying(steps: int) -> int:
+    """How many steps show most of the sizes that batches take."""
+    return min(MAX_STEPS, max(12, 2 * steps))
+
+
 def _changed_script(spec: JobSpec, records: Sequence[Mapping[str, Any]]) -> str | None:
     """A warning when the script is no longer the one that failed."""
     script = script_of(spec.command, spec.cwd)
@@ -167,6 +172,9 @@ class _Prediction:
         self.card = card
         reached = facts.oom_step + 2 if facts.oom_step is not None else MIN_STEPS
         self.steps = min(MAX_STEPS, max(MIN_STEPS, reached))
+        self.knew_that_batches_vary = facts.batch_varies
+        if facts.batch_varies:
+            self.steps = _steps_for_varying(self.steps)
         self.baseline = Outcome(())
         self.outcomes: dict[Combination, Outcome] = {}
         self.fixes = {fix.id: fix for fix in catalogue()}
@@ -213,9 +221,9 @@ class _Prediction:
 
     def _longer_if_varying(self, runs: PredictionRuns, raw: RawRun) -> RawRun:
         """With batches of different size, more steps are needed to see the largest."""
-        if not self.facts.batch_varies or raw.steps < self.steps:
+        if self.knew_that_batches_vary or not self.facts.batch_varies or raw.steps < self.steps:
             return raw
-        longer = min(MAX_STEPS, max(12, 2 * self.steps))
+        longer = _steps_for_varying(self.steps)
         each_s = max(0.0, raw.duration_s - _START_S) / max(1, raw.steps)
         if longer <= self.steps or each_s * longer > _LONGER_S:
             return raw

@@ -80,6 +80,10 @@ def facts_of_attempt(records: list[Record], findings: Mapping[str, Any] | None, 
         "peak_reserved_bytes": peak.get("peak_reserved_bytes") or oom.get("peak_reserved_bytes"),
         "peak_phase": peak.get("phase") or oom.get("phase"),
         "composition": composition(peak),
+        "batch_varies": len(
+            {r["input_numel"] for r in records if r.get("k") == "step" and r.get("input_numel")}
+        )
+        > 1,
         "rules": tuple(str(verdict.get("rule")) for verdict in verdicts),
         "where": (str(where["file"]), int(where["line"])) if where and where.get("line") else None,
         **_model(model),
