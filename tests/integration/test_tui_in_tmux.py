@@ -95,7 +95,7 @@ def test_keys_resize_and_leaving(terminal: Terminal, tmp_path: Path) -> None:
     terminal.resize(80, 24)
     terminal.wait(lambda text: "[x] ckpt" in text)
     terminal.press("q")
-    terminal.wait(lambda text: "Leave it running" in text)
+    terminal.wait(lambda text: "Leave it waiting" in text)
     terminal.press("Enter")
     text = terminal.wait(lambda text: "code=0" in text)
     assert "READY" in text

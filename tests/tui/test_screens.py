@@ -324,6 +324,18 @@ async def test_quit_can_end_the_job(key: str, request_: str, home: Path, opened:
     assert [r["do"] for r in requests(session)] == [request_]
 
 
+async def test_quit_while_the_supervisor_waits(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.waiting(home)
+    async with opened(session) as pilot:
+        await pilot.press("q")
+        await pilot.pause()
+        assert "Leave it waiting" in text_of(pilot.app)
+        assert "Kill" not in text_of(pilot.app)
+        await pilot.press("s")
+        await pilot.pause()
+    assert [r["do"] for r in requests(session)] == ["stop"]
+
+
 async def test_quit_of_an_ended_session_asks_nothing(home: Path, opened: Any, sessions: Any) -> None:
     async with opened(sessions.finished(home)) as pilot:
         await pilot.press("q")

@@ -125,25 +125,33 @@ class Confirm(Dialog[bool]):
         self.dismiss(key == "y")
 
 
+_RUNNING = (
+    ("l", "Leave it running", "the job goes on; only this viewer closes"),
+    ("s", "Stop the job", "as Ctrl-C does, with time to save; the viewer closes"),
+    ("k", "Kill the job", "at once, nothing is saved"),
+)
+_WAITING = (
+    ("l", "Leave it waiting", "open it again later to choose fixes"),
+    ("s", "End the session", "no rerun; what was recorded is kept"),
+)
+
+
 class QuitDialog(Dialog[str]):
     """What becomes of the job when the viewer closes; by default it goes on."""
 
     def __init__(self, frame: Frame) -> None:
         ranks = len(frame.ranks)
-        who = f"{ranks} rank{'s' if ranks != 1 else ''} running" if ranks else "the job is starting"
-        if frame.state == "waiting":
-            who = "the supervisor waits for a choice of fixes"
+        who = f"{ranks} rank{'s' if ranks != 1 else ''} running" if ranks else "The job is starting"
+        waits = frame.state == "waiting"
+        if waits:
+            who = "The supervisor waits for a choice of fixes"
         super().__init__(
             "Leave the viewer",
             (
                 (f"{who}, attempt {frame.attempt}.", ""),
                 (f"Open it again with: oomscope attach {frame.path.name}", "dim"),
             ),
-            (
-                ("l", "Leave it running", "the job goes on; only this viewer closes"),
-                ("s", "Stop the job", "an interrupt as Ctrl-C, time to save; the viewer closes"),
-                ("k", "Kill the job", "at once, nothing is saved"),
-            ),
+            _WAITING if waits else _RUNNING,
         )
 
     def choose(self, key: str) -> None:
