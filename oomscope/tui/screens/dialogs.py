@@ -127,7 +127,7 @@ class Confirm(Dialog[bool]):
 
 _RUNNING = (
     ("l", "Leave it running", "the job goes on; only this viewer closes"),
-    ("s", "Stop the job", "as Ctrl-C does, with time to save; the viewer closes"),
+    ("s", "Stop the job", "as Ctrl-C does, with time to save"),
     ("k", "Kill the job", "at once, nothing is saved"),
 )
 _WAITING = (
