@@ -24,7 +24,7 @@ _SMALL = 64 << 10
 _MAX_MESSAGES = 2000
 """More texts than this are counted, not kept: a job that retries for hours repeats itself."""
 
-#: Words of which every form has at least one, itself or in the line that always comes with it. Each costs a pass over the
+#: Words of which every form has at least one, itself or in the line that comes with it. Each costs a pass over the
 #: log (3 ms for 10 MB), so the list is short; the allocator's own text has three, in case it is wrapped inside one.
 _TRIGGERS = tuple(
     word.encode()

@@ -54,6 +54,8 @@ def _parse_stream(stream: Stream) -> list[OomMessage]:
     anchors = _anchors(squeezed)
     found = []
     for index, (start, end, form, match) in enumerate(anchors):
+        if form.ends_in_number and stream.digit_follows(end):
+            continue
         limit = min(len(squeezed), start + _SEGMENT)
         if index + 1 < len(anchors):
             limit = min(limit, anchors[index + 1][0])

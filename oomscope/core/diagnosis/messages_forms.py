@@ -168,12 +168,20 @@ class Form:
     kind: str
     anchor: re.Pattern[str]
     read: Reader = _nothing
+    ends_in_number: bool = False
+    """No further digit may follow on the same line: 137 is meant, not 1370."""
 
 
-def _form(kind: str, anchor: str, read: Reader = _nothing, *, ignore_case: bool = False) -> Form:
-    return Form(
-        kind, re.compile(anchor.replace("<N>", SIZE.format("n")), re.IGNORECASE if ignore_case else 0), read
-    )
+def _form(
+    kind: str,
+    anchor: str,
+    read: Reader = _nothing,
+    *,
+    ignore_case: bool = False,
+    ends_in_number: bool = False,
+) -> Form:
+    pattern = re.compile(anchor.replace("<N>", SIZE.format("n")), re.IGNORECASE if ignore_case else 0)
+    return Form(kind, pattern, read, ends_in_number)
 
 
 _BACKENDS = r"(?P<backend>CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|MTIA|PrivateUse\w+?)"
@@ -284,8 +292,9 @@ FORMS: tuple[Form, ...] = (
     _form("kernel_oom", r"oom-kill:constraint=CONSTRAINT_NONE"),
     _form(
         "host_kill",
-        r"(?:[Ee]xit(?:ed)?(?:with)?(?:return)?(?:code|status)|exitswithreturncode|returned?(?:non-zeroexitstatus|code))[:=]?(?P<code>-9|137|247)(?!\d)",
+        r"(?:[Ee]xit(?:ed)?(?:with)?(?:return)?(?:code|status)|exitswithreturncode|returned?(?:non-zeroexitstatus|code))[:=]?(?P<code>-9|137|247)",
         _ints(exitcode="code"),
+        ends_in_number=True,
     ),
     _form(
         "host_kill", r"diedwith<Signals\.SIGKILL:9>|terminatedwithsignalSIGKILL|interruptedbysignal9:SIGKILL"

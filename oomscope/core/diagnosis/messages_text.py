@@ -33,6 +33,12 @@ _STAMP = re.compile(
 )
 
 
+#: The start of a new log entry: a date, a time, a progress bar.
+_NEW_ENTRY = re.compile(r"\s*(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\d+%\||\d+/\d+)")
+_BREAK = "\n"
+"""Stands in squeezed text between two entries; no pattern matches across it."""
+
+
 def stamp_seconds(text: str) -> float | None:
     """Seconds from the first time stamp in `text`; stamps without a date count from midnight."""
     match = _STAMP.search(text)
@@ -113,6 +119,10 @@ class Stream:
 
     def add(self, line: Line) -> None:
         squeezed = "".join(line.text.split())
+        if self._pieces and _NEW_ENTRY.match(line.text):
+            # A number at the end of the line before must not run into the time stamp of the next entry.
+            self._pieces[-1] += _BREAK
+            self._length += len(_BREAK)
         self.lines.append(line)
         self._starts.append(self._length)
         self._pieces.append(squeezed)
@@ -136,6 +146,14 @@ class Stream:
                     return column
                 wanted -= 1
         return len(self.lines[index].text)
+
+    def digit_follows(self, position: int) -> bool:
+        """A digit stands at the squeezed `position`, on the same line as the character before it."""
+        index = self.index_at(position)
+        return (
+            self._starts[index] < position
+            and self._pieces[index][position - self._starts[index] :][:1].isdigit()
+        )
 
     def words(self, start: int, end: int, limit: int = 600) -> str:
         """The text between two squeezed positions, white space collapsed, at most `limit` characters."""
