@@ -27,6 +27,9 @@ USUAL_SPLITS_MB = (128, 512, 256, 64, 32, 1024, 100, 24, 21, 20, 200, 50, 40, 48
 _DIVISIONS = (0, 2, 4, 8, 16, 32, 64, 128, 256)
 #: Any threshold does: which blocks a collection returns depends on their age only.
 _SOME_THRESHOLD = 0.8
+#: Values of max_split_size_mb that are tried because of the sizes in the rows.
+_MOST_SPLITS = 48
+_SIZED = frozenset((ALLOC, SEGMENT_ALLOC))
 
 
 def adapt(
@@ -61,6 +64,18 @@ def guesses(config: AllocatorConfig, history: History) -> Iterator[AllocatorConf
                 yield replace(base, max_split_size=size * MIB)
     if not config.garbage_collection_threshold:
         yield replace(config, garbage_collection_threshold=_SOME_THRESHOLD)
+    for size in _telling_splits(history, config):
+        yield replace(config, max_split_size=size)
+
+
+def _telling_splits(history: History, config: AllocatorConfig) -> list[int]:
+    """One max_split_size for each gap between the sizes in the rows: within a gap, all behave the same."""
+    sizes = {size for action, size in zip(history.action, history.size, strict=True) if action in _SIZED}
+    rounded = sorted({config.round_size(size) for size in sizes if size >= config.large_segment_size})
+    splits = {-(-(size + 1) // MIB) * MIB for size in rounded}
+    usual = {size * MIB for size in USUAL_SPLITS_MB}
+    found = sorted(size for size in splits if size >= config.large_segment_size and size not in usual)
+    return found[:: max(1, len(found) // _MOST_SPLITS)]
 
 
 def divisions_of(history: History, config: AllocatorConfig) -> list[tuple[int, ...]]:

@@ -28,6 +28,8 @@ from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 
 #: Readings tried under settings that are only guessed.
 _READINGS_OF_A_GUESS = 10
+#: Rows that may be replayed under guessed settings: about ten seconds.
+_ROWS_OF_GUESSES = 6_000_000
 
 #: Settings in the order they are reported, with the attribute of `AllocatorConfig`.
 _REPORTED = (
@@ -148,6 +150,7 @@ def _best(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Re
     state = reconstruct(history)
     operations = read_operations(history, free_requests_recorded=state.free_requests_recorded)
     best: Replay | None = None
+    spent = 0
     for number, candidate in enumerate(_candidates(snapshot, history, recorded)):
         replayer = Replayer(
             history,
@@ -159,7 +162,8 @@ def _best(snapshot: Snapshot, history: History, recorded: AllocatorConfig) -> Re
         found = replayer.run()
         if best is None or found.exact or found.matched > best.matched:
             best = found
-        if found.exact or found.problems:
+        spent += found.matched + len(history) // 10
+        if found.exact or found.problems or spent > _ROWS_OF_GUESSES + len(history):
             break
     assert best is not None
     return best

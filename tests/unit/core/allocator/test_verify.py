@@ -58,6 +58,14 @@ def test_settings_are_inferred_when_the_file_has_none(conf: str, names: tuple[st
     assert any("records no settings" in note for note in result.notes)
 
 
+def test_an_unusual_limit_is_inferred_up_to_the_sizes_that_tell() -> None:
+    process = noise("max_split_size_mb:57", capacity=1200 * MIB)
+    snapshot = loaded(process, drop=SETTINGS)
+    result = verify(snapshot, snapshot.devices[0])
+    assert result.exact
+    assert abs(result.config.max_split_size - 57 * MIB) <= 2 * MIB
+
+
 def test_garbage_collection_is_inferred_too() -> None:
     process = noise(
         "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5",
