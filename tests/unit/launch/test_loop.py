@@ -58,7 +58,9 @@ class Stage:
 
 
 def launch_changes(ids: Sequence[str], attempt: Any, **_: Any) -> Changes:
-    return Changes(env={"FIX": ",".join(ids)}, plan={"fixes": [{"id": each} for each in ids]}, argv=["--fixed"])
+    return Changes(
+        env={"FIX": ",".join(ids)}, plan={"fixes": [{"id": each} for each in ids]}, argv=["--fixed"]
+    )
 
 
 def play(
