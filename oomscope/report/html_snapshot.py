@@ -14,7 +14,7 @@ from oomscope.core.snapshot.categories import Category
 from oomscope.core.snapshot.columns import IntArray
 from oomscope.core.snapshot.history import sentence
 from oomscope.core.snapshot.model import Snapshot
-from oomscope.core.snapshot.stack_rules import shown_frames
+from oomscope.core.snapshot.stack_rules import tree_frames
 from oomscope.report.snapshot_export import highest_rows
 from oomscope.views.snapshot import frame_text, moment_name, title
 
@@ -35,7 +35,7 @@ def snapshot_html(snapshot: Snapshot, analyses: list[DeviceAnalysis], moments: l
         "categories": [each.label for each in Category],
         "frames": [frame_text(frame) for frame in snapshot.stacks.frames],
         "stacks": {
-            stack: [numbers[frame] for frame in reversed(shown_frames(snapshot.stacks[stack]))]
+            stack: [numbers[frame] for frame in reversed(tree_frames(snapshot.stacks[stack]))]
             for stack in used
         },
         "devices": devices,

@@ -76,10 +76,8 @@ def categories(
     put(forward & reaches_backward, Category.ACTIVATIONS)
     put(forward & ~reaches_backward, Category.TEMPORARIES)
     if not len(_rows_of(device, facts, Origin.BACKWARD, Origin.GRADIENT, Origin.EMPTY)):
-        # Without a backward in sight, what a forward made and kept may as well be a cache of keys and values.
-        # When memory
-        # memory runs out in the first forward of a training, there is no backward either: then only no_grad tells
-        # them apart.
+        # Without a backward in sight, what a forward made and kept may as well be a cache of keys and values. When
+        # memory runs out in the first forward of a training there is no backward either; then only no_grad tells.
         unlikely = facts.without_grad[lives.stack + 1] if _ran_out(device) else np.ones(len(lives), np.bool_)
         put(forward & (old | (lives.death >= lives.n_events)) & unlikely, Category.UNKNOWN)
     _from_profile(snapshot, device, lives, found)

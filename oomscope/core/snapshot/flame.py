@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from oomscope.core.snapshot.columns import Frame, StackTable
 from oomscope.core.snapshot.groups import frame_label, short_file
-from oomscope.core.snapshot.stack_rules import shown_frames
+from oomscope.core.snapshot.stack_rules import tree_frames
 
 MIN_SIBLINGS = 3
 """Fewer siblings that differ only by index are shown as they are."""
@@ -65,7 +65,7 @@ def call_tree(
     *,
     root: str,
     group: Callable[[int], str] | None = None,
-    keep: Callable[[list[Frame]], list[Frame]] = shown_frames,
+    keep: Callable[[list[Frame]], list[Frame]] = tree_frames,
 ) -> Node:
     """The tree of some live memory.
 

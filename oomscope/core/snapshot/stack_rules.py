@@ -183,6 +183,19 @@ def shown_frames(frames: list[Frame]) -> list[Frame]:
     return kept or frames[:1]
 
 
+_PLUMBING = frozenset(
+    {"_wrapped_call_impl", "_call_impl", "decorate_context", "wrapper", "__torch_function__", "_fn", "inner"}
+)
+"""torch's own functions that only pass a call on."""
+
+
+def tree_frames(frames: list[Frame]) -> list[Frame]:
+    """`shown_frames` without those of torch that only pass a call on: for trees, where each takes a line."""
+    shown = shown_frames(frames)
+    kept = [frame for frame in shown if frame.function not in _PLUMBING or is_user_code(frame)]
+    return kept or shown
+
+
 _OPERATION = re.compile(
     r"torch::autograd::generated::\w+Backward\w*::apply|^at::_ops::\w+::call|^c10d::|AccumulateGrad::apply"
 )
