@@ -29,7 +29,7 @@ from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 #: Readings tried under settings that are only guessed.
 _READINGS_OF_A_GUESS = 10
 #: Rows that may be replayed under guessed settings: about ten seconds.
-_ROWS_OF_GUESSES = 6_000_000
+_ROWS_OF_GUESSES = 12_000_000
 
 #: Settings in the order they are reported, with the attribute of `AllocatorConfig`.
 _REPORTED = (
