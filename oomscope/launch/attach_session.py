@@ -38,6 +38,7 @@ from oomscope.launch.attachment import (
 )
 from oomscope.launch.discover import Job
 from oomscope.launch.injectors import inject, wrapped
+from oomscope.launch.injectors.remote_exec import python_version
 from oomscope.live.session import SessionView
 from oomscope.live.state import RankState
 from oomscope.store.files import read_json
@@ -46,6 +47,8 @@ from oomscope.store.session import ProcessMark
 _ANSWER_S = 10.0
 _RENEW_S = 1.0
 _LEAVE_S = 3.0
+#: What the agent's syntax needs.
+OLDEST_PYTHON = (3, 9)
 #: Stacks of ranks without an agent are read anew after this time, without stopping them.
 _STACKS_S = 5.0
 
@@ -145,6 +148,10 @@ class AttachSession:
             verdict = preflight.check(pid)
             if not verdict.ok:
                 raise AttachFailed(verdict.why, hint=verdict.remedy or None)
+            version = python_version(pid)
+            if version is not None and version < OLDEST_PYTHON:
+                found, needed = (".".join(map(str, each)) for each in (version, OLDEST_PYTHON))
+                raise AttachFailed(f"process {pid} runs Python {found}; the agent needs {needed} or later")
             place = attach_place.place_for(each.rank, self.attempt.path, self.session.id)
             each.place, each.relay = place, Relay(place, each.rank)
             place.answer(each.rank.namespace_pid).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from oomscope.collect.procfs import read_environ
+from oomscope.collect.procfs import read_environ, read_status
 from oomscope.launch.injectors.base import InjectError, Report
 
 _MINIMUM = (3, 14)
@@ -70,16 +70,11 @@ class RemoteExecInjector:
         return Report(self.name, "queued", detail="runs when the main thread executes Python bytecode")
 
     def _call(self, pid: int, inside: str) -> subprocess.CompletedProcess[bytes]:
-        code = f"import sys; sys.remote_exec({pid}, {inside!r})"
         executable = os.readlink(f"/proc/{pid}/exe")
-        command = [executable, "-I", "-c", code]
-        if not _same_root(pid):
-            chroot = shutil.which("chroot")
-            if chroot is None:
-                raise InjectError(
-                    "forbidden", "the job runs in another root folder, and there is no chroot here"
-                )
-            command = [chroot, f"/proc/{pid}/root", *command]
+        if _same_root(pid):
+            command = [executable, "-I", "-c", _code(pid, inside)]
+        else:
+            command = _inside_container(pid, executable, inside)
         try:
             return subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
@@ -90,6 +85,29 @@ class RemoteExecInjector:
                 f"the job's interpreter {executable} cannot be run: {error}",
                 may_try_another=True,
             ) from error
+
+
+def _code(pid: int, inside: str) -> str:
+    return f"import sys; sys.remote_exec({pid}, {inside!r})"
+
+
+def _inside_container(pid: int, executable: str, inside: str) -> list[str]:
+    """The same command run in the job's own view: its mounts, its pids, its root folder.
+
+    Raises:
+        InjectError: there is no nsenter.
+    """
+    enter = shutil.which("nsenter")
+    if enter is None:
+        raise InjectError(
+            "remote_exec", "the job runs in a container, and there is no nsenter here", may_try_another=True
+        )
+    # A chroot shows in the link, a mount namespace does not.
+    root = os.readlink(f"/proc/{pid}/root")
+    if root != "/" and executable.startswith(root + "/"):
+        executable = executable[len(root) :]
+    own_pid = int((read_status(pid).get("NSpid") or str(pid)).split()[-1])
+    return [enter, "-t", str(pid), "-m", "-p", "-r", executable, "-I", "-c", _code(own_pid, inside)]
 
 
 def _same_root(pid: int) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from oomscope.launch import attach_place, preflight
+from oomscope.launch import attach_place, attach_session, preflight
 from oomscope.launch.attach_session import AttachSession
 from oomscope.launch.attachment import Options, Rung
 from oomscope.launch.discover import discover
@@ -195,6 +195,16 @@ def test_a_killed_job_is_not_called_out_of_memory_without_proof(target):
         or session.ranks[0].exit_status is None
     ), notes
     assert session.session.state()["state"] == ("failed" if session.ranks[0].exit_status else "done")
+
+
+def test_a_python_that_is_too_old_is_refused_before_anything_is_sent(target, monkeypatch):
+    process = target("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    monkeypatch.setattr(attach_session, "python_version", lambda pid: (2, 7))
+    session = attach(process.pid)
+    assert session.ranks[0].agent == "failed"
+    assert "Python 2.7" in session.ranks[0].why_not_higher
+    assert session.ranks[0].report is None
+    session.close()
 
 
 def test_a_job_without_torch(target):
