@@ -19,6 +19,8 @@ import torch
 from .device import Device
 from .frames import Stack, StackTable
 
+_SEQUENCE_LIMIT = 500_000
+"""Forward operations that are remembered at most; each optimizer step forgets them all."""
 Storage = Any
 Tensor = Any
 
@@ -187,6 +189,8 @@ class Tracker:
         if torch.is_grad_enabled():
             if module is not None and self.phase == "init":
                 self.enter("forward")
+            if len(self.sequence) > _SEQUENCE_LIMIT:
+                self.sequence.clear()
             self.sequence[torch._C._autograd._get_sequence_nr() - 1] = (module, stack)
         return module, stack
 

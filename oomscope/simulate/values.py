@@ -26,7 +26,10 @@ _ATTRIBUTE = "_simulated_value"
 
 
 class Known:
-    """A value, and whether it still holds: views share the token, an unknown write spends it."""
+    """A value, and whether it still holds: views share the token, an unknown write spends it.
+
+    The token is [holds] or [holds, True] where the value follows from an assumption.
+    """
 
     __slots__ = ("density", "token", "value")
 
@@ -74,6 +77,11 @@ class Values:
     def put(self, tensor: Tensor, value: Tensor, token: list[bool] | None = None) -> None:
         setattr(tensor, _ATTRIBUTE, Known(value, [True] if token is None else token))
 
+    def is_assumed(self, tensor: Tensor) -> bool:
+        """Whether the value of `tensor` follows from an assumption."""
+        known = getattr(tensor, _ATTRIBUTE, None)
+        return known is not None and len(known.token) > 1
+
     def density(self, tensor: Tensor) -> float | None:
         """Expected share of non-zero elements, None when nothing is known."""
         known = getattr(tensor, _ATTRIBUTE, None)
@@ -111,6 +119,9 @@ class Values:
             self._forget(info, args, kwargs)
         elif info.passes_density and not known and outs and args:
             self._pass_density(args[0], outs)
+        elif info.is_comparison and len(outs) == 1 and outs[0].numel() <= _FLOAT_ELEMENTS:
+            # What a program would read, so that conditions made of it are consistent and loops come to an end.
+            self.put(outs[0], torch.zeros(tuple(outs[0].shape), dtype=outs[0].dtype), [True, True])
 
     def _compute(self, info: Any, func: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> bool:
         real_args = tuple(_real(argument) for argument in args)
@@ -123,12 +134,16 @@ class Values:
                 result = func(*real_args, **real_kwargs)
         except Exception:  # noqa: BLE001  # a value that cannot be computed is an unknown value
             return False
-        if info.written:
-            return True  # in place: the values themselves were changed
+        assumed = _any_assumed(args)
+        if info.written:  # in place: the values themselves were changed
+            if assumed:
+                for target in (args[position] for position, _ in info.written if position < len(args)):
+                    _mark_assumed(target)
+            return True
         results = result if isinstance(result, (tuple, list)) else (result,)
         results = [each for each in results if isinstance(each, torch.Tensor)]
         if len(results) == len(outs):
-            token = None
+            token = [True, True] if assumed else None
             if info.is_view and args and isinstance(args[0], FakeTensor):
                 token = getattr(args[0], _ATTRIBUTE).token
             for out, value in zip(outs, results):
@@ -150,6 +165,25 @@ class Values:
         if known is not None and known.density is not None and known.token[0]:
             for out in outs:
                 setattr(out, _ATTRIBUTE, Known(None, known.token, known.density))
+
+
+def _any_assumed(arguments: Any) -> bool:
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            if _any_assumed(argument):
+                return True
+        else:
+            known = getattr(argument, _ATTRIBUTE, None)
+            if known is not None and len(known.token) > 1:
+                return True
+    return False
+
+
+def _mark_assumed(target: Any) -> None:
+    for each in target if isinstance(target, (list, tuple)) else (target,):
+        known = getattr(each, _ATTRIBUTE, None)
+        if known is not None and len(known.token) == 1:
+            known.token.append(True)
 
 
 def _all_known(arguments: Any) -> bool:

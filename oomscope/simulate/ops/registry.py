@@ -52,6 +52,7 @@ class Info:
     __slots__ = (
         "has_tensors",
         "is_cachable",
+        "is_comparison",
         "is_composite",
         "is_plain",
         "is_pure_view",
@@ -73,6 +74,7 @@ class Info:
         self.workspace: Workspace | None = None
         self.written: list[tuple[int, str]] = []
         self.is_random = self.is_view = self.is_composite = self.is_uninitialized = self.keeps_values = False
+        self.is_comparison = False
         self.is_pure_view = self.is_cachable = self.has_tensors = self.passes_density = False
         if not self.is_plain:
             return
@@ -90,6 +92,7 @@ class Info:
                 self.written.append((position, argument.name))
         name = func._schema.name
         overload = func._overloadname
+        self.is_comparison = name in _COMPARISONS
         self.is_uninitialized = name in _UNINITIALIZED
         self.keeps_values = name in _KEEPS_VALUES
         for each in (f"{name}.{overload}", name):
@@ -139,6 +142,7 @@ _PURE_VIEWS = {
         "view",
     )
 }
+_COMPARISONS = {f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge", "isin")}
 _UNINITIALIZED = {
     "aten::empty",
     "aten::empty_strided",

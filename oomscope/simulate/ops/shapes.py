@@ -18,7 +18,7 @@ _SYNTHETIC = 1 << 24
 def _count(mode: Any, mask: Any, operation: str) -> int:
     """How many elements of `mask` are not zero; all of them when nothing is known."""
     value = mode.values.get(mask)
-    if value is not None:
+    if value is not None and not mode.values.is_assumed(mask):
         return int(torch.count_nonzero(value))
     mode.values.assume(operation)
     share = mode.values.density(mask)
@@ -40,7 +40,7 @@ def nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
             (count, tensor.dim()), strides, dtype=torch.int64, device=tensor.fake_device
         )
     value = mode.values.get(tensor)
-    if value is not None:
+    if value is not None and not mode.values.is_assumed(tensor):
         mode.values.put(out, torch.nonzero(value))
     return out
 
@@ -49,6 +49,7 @@ def nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, mask = args
     source, chosen = mode.values.get(tensor), mode.values.get(mask)
+    chosen = None if mode.values.is_assumed(mask) else chosen
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     count = _count(mode, mask, "aten::masked_select") * (math.prod(shape) // max(mask.numel(), 1))
     out = _empty(mode, tensor, (count,), tensor.dtype)

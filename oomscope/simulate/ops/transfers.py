@@ -22,10 +22,10 @@ def item(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """
     tensor = args[0]
     value = mode.values.get(tensor)
-    if value is not None:
+    if value is not None and not mode.values.is_assumed(tensor):
         return value.item()
     mode.values.assume("aten::_local_scalar_dense")
-    return assumed_scalar(tensor.dtype)
+    return assumed_scalar(tensor.dtype) if value is None else value.item()
 
 
 @kernel("aten::equal")

@@ -290,6 +290,19 @@ def check_operations_that_torch_cannot_fake():
     assert packed.data.shape == (11, 8) and packed.data.is_cuda
 
 
+def check_conditions_on_unknown_values_are_consistent():
+    tokens = cuda(2, 100).argmax(
+        -1
+    )  # as a sampling loop sees them: no end token comes, the length limit counts
+    finished = torch.zeros(2, dtype=torch.bool, device="cuda")
+    for length in range(1, 100):
+        finished = finished | (tokens == 50) | torch.full((2,), length >= 5, device="cuda")
+        if finished.all():
+            break
+    assert length == 5
+    assert cuda(100)[cuda(100) > 0].shape == (100,)
+
+
 def check_triangular_masks_stay_known():
     mask = torch.tril(torch.ones(2048, 2048, dtype=torch.bool, device="cuda"))
     assert mask.sum().item() == 2048 * 2049 // 2
