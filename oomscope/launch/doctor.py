@@ -338,7 +338,8 @@ def _plugins() -> Check:
 _ASK_TORCH = (
     "import json, sys\nimport torch\n"
     "d = sys.modules.get('torch.distributed')\n"
-    "print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda, 'hip': getattr(torch.version, 'hip', None),"
+    "print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda,"
+    " 'hip': getattr(torch.version, 'hip', None),"
     " 'devices': torch.cuda.device_count() if torch.cuda.is_available() else 0,"
     " 'history': hasattr(torch._C, '_cuda_record_memory_history'),"
     " 'observer': hasattr(torch._C, '_cuda_attach_out_of_memory_observer'), 'python': sys.version.split()[0]}))"
