@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from svg2png import convert
+from textual.pilot import Pilot
 
 from oomscope.store.library import sessions
 from oomscope.store.session import Session
@@ -45,6 +46,13 @@ SHOTS = (
     Shot("live-light", "loss_list_leak", "live", theme=themes.LIGHT),
     Shot("oom", "loss_list_leak", "oom"),
     Shot("oom-activations", "activations_too_big", "oom", size=(160, 48)),
+    Shot(
+        "snapshot",
+        "activations_too_big",
+        "snapshot",
+        keys=("tab", "down", "down", "down", "down"),
+        size=(140, 40),
+    ),
     Shot("fixes", "activations_too_big", "fixes", keys=("R",)),
     Shot("compare", "activations_too_big", "compare", size=(100, 24)),
     Shot("help", "activations_too_big", "fixes", keys=("question_mark",)),
@@ -73,6 +81,12 @@ def session_of(home: Path, script: str) -> Session | None:
     return next((each for each in sessions(home) if script in each.id), None)
 
 
+async def settled(app: OomscopeApp, pilot: Pilot[str]) -> None:
+    """Wait for a screen that reads files in the background."""
+    while getattr(app.view, "is_busy", False):
+        await pilot.pause(0.05)
+
+
 async def draw(shot: Shot, home: Path, folder: Path) -> Path:
     session = session_of(home, shot.script)
     if session is None:
@@ -84,8 +98,10 @@ async def draw(shot: Shot, home: Path, folder: Path) -> Path:
         await pilot.pause()
         app.poll_now()
         await pilot.pause()
+        await settled(app, pilot)
         await pilot.press(*shot.keys)
         await pilot.pause()
+        await settled(app, pilot)
         with tempfile.TemporaryDirectory() as scratch:
             svg = Path(app.save_screenshot(filename=f"{shot.name}.svg", path=scratch))
             target = folder / f"{shot.name}.png"

@@ -47,8 +47,7 @@ async def settled(pilot: Pilot[Any]) -> SnapshotScreen:
     await pilot.pause()
     for _ in range(2000):
         view = screen_of(pilot)
-        answered = view._picture is not None and view._picture.wish == view._wish and view._maker.is_idle
-        if view._loading is None and (view._painter is None or answered):
+        if not view.is_busy:
             await pilot.pause()
             return view
         await pilot.pause(0.01)

@@ -161,6 +161,12 @@ class SnapshotScreen(SnapshotKeys):
     def _alert(self) -> Alert | None:
         return snapshot_alert(self._painter.analysis) if self._painter is not None else None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a file is being read or the last wish is not answered yet."""
+        answered = self._picture is not None and self._picture.wish == self._wish and self._maker.is_idle
+        return self._loading is not None or (self._painter is not None and not answered)
+
     # -- loading -----------------------------------------------------------------------------
 
     def _open(self, path: Path) -> None:
