@@ -51,7 +51,7 @@ class Terminal:
     def text(self) -> str:
         return self._tmux("capture-pane", "-p")
 
-    def wait(self, condition: Callable[[str], bool], *, seconds: float = 40) -> str:
+    def wait(self, condition: Callable[[str], bool], *, seconds: float = 90) -> str:
         """The screen's text once `condition` holds."""
         deadline = time.monotonic() + seconds
         while True:
