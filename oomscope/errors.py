@@ -27,7 +27,6 @@
 from __future__ import annotations
 
 import enum
-from typing import Optional
 
 
 class ExitCode(enum.IntEnum):
@@ -51,7 +50,7 @@ class OomscopeError(Exception):
 
     exit_code: ExitCode = ExitCode.BUG
 
-    def __init__(self, message: str, *, hint: Optional[str] = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -231,6 +231,8 @@ class Loop:
             )
             write_json(attempt.path / layout.FIXES_FILE, catalogue)
             self._note("predicted", attempt=attempt.number)
+            # The simulation has seen what comes after the failure, which the failed run could not show.
+            self._diagnose(attempt)
         return catalogue
 
     def _choose(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:

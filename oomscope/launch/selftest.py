@@ -1,4 +1,4 @@
-"""Does the simulated device work with the job's own interpreter? Asked in a child, before anything of the user's runs."""
+"""Does the simulated device work with the job's own interpreter? Asked in a child, before the user's script runs."""
 
 from __future__ import annotations
 

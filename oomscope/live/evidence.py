@@ -34,7 +34,7 @@ _MAX_LOG_BYTES = 256 << 20
 
 
 def collect(path: Path | str, rank: int | None = None) -> Evidence:
-    """Evidence of an attempt folder, or of the newest attempt of a session folder.
+    """Evidence of an attempt folder, or of a session's newest attempt that ran out of memory, else of its newest.
 
     Args:
         path: attempts/NNN, or the session folder.
@@ -81,7 +81,9 @@ def _attempt_folder(path: Path) -> Path:
         raise SessionError(
             f"{path} holds no attempt of oomscope", hint="oomscope sessions lists the sessions"
         )
-    return max(numbered, key=lambda each: int(each.name) if each.name.isdigit() else -1)
+    numbered.sort(key=lambda each: int(each.name) if each.name.isdigit() else -1)
+    failed = [each for each in numbered if (read_json(each / layout.RESULT_FILE) or {}).get("oom")]
+    return (failed or numbered)[-1]
 
 
 def _number(folder: Path) -> int | None:
@@ -235,6 +237,7 @@ def _with_outside(
         host=host_of.host_fact(records, own, result),
         processes=() if simulated else host_of.process_facts(records, own, host_of.ordinals(files)),
         outcomes=host_of.outcomes(folder),
+        packed_need_bytes=host_of.packed_need_bytes(folder),
     )
 
 

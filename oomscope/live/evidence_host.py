@@ -166,6 +166,14 @@ def outcomes(folder: Path) -> tuple[FixOutcome, ...]:
     return (FixOutcome("+".join(fixes), need - predicted, need - now),)
 
 
+def packed_need_bytes(folder: Path) -> int | None:
+    """What the job needs with expandable segments, from this attempt's own predictions; None before there are any."""
+    found = read_json(folder / layout.FIXES_FILE) or {}
+    if not str(found.get("basis")).startswith("simulated device"):
+        return None
+    return _predicted({"fixes": found.get("fixes")}, {"expandable"})
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 

@@ -133,7 +133,7 @@ def _verdict(verdict: Mapping[str, Any]) -> list[str]:
     for gap in verdict["missing"]:
         lines += _wrap(f"would help: {gap['what']}: {gap['capture']}", "    ", "  ? ")
     if verdict["fixes"]:
-        lines += _wrap(f"fixes: {', '.join(verdict['fixes'])}   (oomscope fix list)", "    ", "  > ")
+        lines += _wrap(f"fixes: {', '.join(verdict['fixes'])}", "    ", "  > ")
     if verdict["cause"] != "unknown":
         lines.append(f"  more: oomscope rules show {verdict['rule']}")
     return lines

@@ -26,6 +26,7 @@ class Narrator:
     def __init__(self, session: Session, stream: TextIO) -> None:
         self.session = session
         self.stream = stream
+        self._told: tuple[int, object] | None = None
         self._tellers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "attempt_started": self._started,
             "attempt_ended": self._ended,
@@ -79,6 +80,9 @@ class Narrator:
     def _diagnosed(self, record: Mapping[str, Any]) -> None:
         attempt = self._attempt(record)
         findings = diagnosis_view.read(attempt.findings() or {}, attempt=attempt.number)
+        before, self._told = self._told, (attempt.number, record.get("rule"))
+        if self._told == before:
+            return  # the second look, after the predictions, came to the same
         if findings.verdicts or (attempt.result() or {}).get("oom"):
             self._write(diagnosis_lines(findings))
 

@@ -96,6 +96,9 @@ class Evidence:
     versions: tuple[tuple[str, str], ...] = ()
     """(package, version)."""
     outcomes: tuple[FixOutcome, ...] = ()
+    packed_need_bytes: int | None = None
+    """Reserved bytes that the whole job needs when packed well (expandable segments), simulated without a limit; None:
+    not predicted. A failure in the first step shows only the part of the need that came before it."""
     finished: bool | None = None
     """The run ended well; None when nobody knows."""
     notes: tuple[str, ...] = field(default=())

@@ -110,7 +110,7 @@ def test_the_recommended_fix_is_applied_to_the_users_own_command(
     assert first.plan == {"fixes": []}
     assert second.command == ("python", "train.py", "--fixed")
     assert second.env == {"HOME": "/", "FIX": "ckpt"}
-    assert second.plan == {"fixes": [{"id": "ckpt"}]}
+    assert second.plan["fixes"][0] == {"id": "ckpt"}
     assert loop.outcome.exit_code == 0
     assert [each["by"] for each in events if each["k"] == "decision"] == ["recommendation"]
 

@@ -18,7 +18,7 @@ _LATE_STEP = 5
 def _enough_packing(e: Evidence) -> Excluded | None:
     """Excludes a shortage where the bytes were there and only lay badly."""
     short = e.shortfall
-    if short is None or short > 0 or e.tag("defragmentation_minor"):
+    if short is None or short > 0 or e.tag("defragmentation_minor") or t.need_fact(e) is not None:
         return None
     if e.allocator is None and t.share(e.unallocated, (e.allocated or 0) + (e.unallocated or 0)) < 0.1:
         return None
@@ -46,6 +46,7 @@ def _activations(e: Evidence) -> Answer:
     evidence = t.facts(
         t.request_fact(e),
         t.shortfall_fact(e),
+        t.need_fact(e),
         Fact(
             f"{t.size(live)} of {t.size(e.allocated)} alive are activations ({part:.0%})",
             "model" if e.model is not None else "snapshot",

@@ -7,6 +7,7 @@ from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undec
 from oomscope.core.diagnosis.rules import tools as t
 from oomscope.units import MIB
 
+_WHOLE_STEP = Missing("what the rest of the first step needs", "oomscope fix SESSION, which simulates it")
 _REPLAY = Missing("the allocator's blocks at the failure, and whether other settings would fit", t.RUN)
 
 
@@ -55,6 +56,19 @@ def _by_replay(e: Evidence) -> Answer:
         return Excluded((*evidence, Fact(f"the same allocations fail with {failed} as well", "what-if")))
     confidence = 0.95 if a.exact else 0.9
     idle = t.share((a.reserved or 0) - (a.active or 0), a.reserved)
+    beyond = t.need_fact(e)
+    if beyond is not None:
+        return Finding(
+            0.35,
+            "Packed better, this one request would have fitted, but not what follows it: the whole step needs more "
+            "than the card has.",
+            t.facts(*evidence, beyond),
+            fixes=(),
+        )
+    missing: tuple[Missing, ...] = ()
+    if e.step == 0 and e.phase in ("forward", "backward") and e.packed_need_bytes is None:
+        confidence = min(confidence, 0.7)  # the rest of the first step is still to come
+        missing = (_WHOLE_STEP,)
     if e.trend is not None and e.trend.is_leak:
         growth = t.trend_fact(e)
         return Finding(
@@ -73,6 +87,7 @@ def _by_replay(e: Evidence) -> Answer:
         "holes between "
         "live ones, and the cache cannot be given back while a live block sits in each segment.",
         evidence,
+        missing,
         fixes=None,
         where=pin.where if pin else None,
     )

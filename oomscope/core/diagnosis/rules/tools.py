@@ -87,6 +87,16 @@ def shortfall_fact(e: Evidence) -> Fact | None:
     return Fact(f"with perfect packing it would have fitted, with {size(-short)} to spare", source, short)
 
 
+def need_fact(e: Evidence) -> Fact | None:
+    """That the job as a whole needs more than the card has, however well it is packed; None: not known to."""
+    need = e.packed_need_bytes
+    limit = e.rank.capacity_bytes if e.rank is not None and e.rank.capacity_bytes else e.capacity
+    if need is None or limit is None or need <= limit:
+        return None
+    text = f"the job needs {size(need)} even with expandable segments, and torch could use {size(limit)}"
+    return Fact(text, "prediction", need)
+
+
 def parameter_bytes(e: Evidence) -> int | None:
     """Bytes of the model's parameters: its own count, else what was alive of them."""
     if e.model is not None and e.model.parameters_bytes:

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from oomscope.core.diagnosis.engine import diagnose
 from oomscope.core.diagnosis.evidence import (
     AllocatorFact,
     Evidence,
@@ -451,3 +452,23 @@ def test_a_group_without_a_line():
     answer = by_id("capacity_activations").test(session(model=model(), live=(nowhere,)))
     assert answer.where is None
     assert any("20.00 GiB alive in 3" in f.text for f in answer.evidence)
+
+
+def test_a_request_that_packing_would_serve_is_no_fragmentation_when_the_job_needs_more_anyway():
+    fragmented = session(allocator=FRAGMENTED, model=model(), live=(group(12), group(2, "parameter")))
+    assert diagnose(fragmented).verdict.rule.cause == "fragmentation"
+    beyond = dataclasses.replace(fragmented, packed_need_bytes=30 * GIB)
+    best = diagnose(beyond).verdict
+    assert best.rule.cause == "capacity_activations"
+    assert any("30.00 GiB even with expandable segments" in fact.text for fact in best.finding.evidence)
+    enough = dataclasses.replace(fragmented, packed_need_bytes=23 * GIB)
+    assert diagnose(enough).verdict.rule.cause == "fragmentation"
+
+
+def test_in_the_first_step_fragmentation_is_less_sure_until_the_rest_of_it_was_simulated():
+    rule = by_id("fragmentation")
+    first = session(step=0, allocator=FRAGMENTED)
+    unsure = rule.test(first)
+    assert unsure.confidence == 0.7
+    assert [gap.what for gap in unsure.missing] == ["what the rest of the first step needs"]
+    assert rule.test(dataclasses.replace(first, packed_need_bytes=20 * GIB)).confidence > 0.9
