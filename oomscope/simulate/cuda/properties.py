@@ -170,6 +170,8 @@ def _random(mode: Any) -> None:
 def _build() -> None:
     """A build with CUDA: version, cuDNN, NCCL."""
     torch.version.cuda = torch.version.cuda or "12.8"
+    if getattr(torch._C, "_has_cuda", False):
+        torch._C._set_cudnn_enabled(False)  # its functions for recurrent networks ask for a driver
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True
     torch.backends.cudnn.version = lambda: 91002

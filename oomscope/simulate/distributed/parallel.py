@@ -37,6 +37,9 @@ def install() -> None:
 
     ddp.__init__ = init
     ddp._pre_forward = pre_forward
+    if getattr(torch._C, "_has_cuda", False):
+        # It starts a CUDA timer, which needs a driver, and counts iterations, by which timers are used later on.
+        dist.Reducer.prepare_for_forward = lambda _self: None
     ddp.register_comm_hook = register_comm_hook
     dist._verify_params_across_processes = lambda *_args, **_kwargs: None
     torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_args, **_kwargs: True

@@ -116,7 +116,7 @@ def check_fully_shard():
     for parameter in net.parameters():
         nn.init.normal_(parameter, 0, 0.02)
     after = train(net, clip=lambda: nn.utils.clip_grad_norm_(net.parameters(), 1.0))
-    assert after - before < 3 * PARAMETERS / 8 * 1.3 + 20 * MIB
+    assert after - before < 3 * PARAMETERS / 8 * 1.3 + 64 * MIB + 20 * MIB  # with two cuBLAS workspaces
     assert torch.cuda.max_memory_allocated() - before < 1.6 * PARAMETERS
 
 
