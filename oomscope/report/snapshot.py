@@ -106,8 +106,10 @@ def _peak(analysis: DeviceAnalysis) -> Iterator[str]:
 def _holders(
     analysis: DeviceAnalysis, focus: Focus, by: str, top: int, source_of: SourceOf | None
 ) -> Iterator[str]:
-    yield f"  Largest by {by}"
-    for row in ranking(analysis, focus.row, by, top):
+    rows = ranking(analysis, focus.row, by, top)
+    if rows:
+        yield f"  Largest by {by}"
+    for row in rows:
         blocks = f"×{row.blocks:,}"
         yield f"  {format_bytes(row.bytes):>12} {blocks:>8}  {row.label}"
         if by != "stack" or row.stack < 0:

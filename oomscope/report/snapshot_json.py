@@ -50,6 +50,9 @@ def all_warnings(snapshot: Snapshot, analyses: list[DeviceAnalysis]) -> list[Sna
         if analysis.history is History.RING:
             text = f"device {number}: recording kept {len(analysis.device.events)} event only: no history"
             found.append(SnapshotWarning("history-ring", text))
+        if analysis.history.is_usable and analysis.peak[0] > analysis.reserved.peak()[0]:
+            text = f"device {number}: more was live than reserved at the peak: the file was edited or made up"
+            found.append(SnapshotWarning("live-over-reserved", text))
         if analysis.device.skipped_events:
             text = f"device {number}: {analysis.device.skipped_events} older events were left out on request"
             found.append(SnapshotWarning("events-skipped", text))

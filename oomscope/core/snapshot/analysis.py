@@ -169,8 +169,14 @@ class DeviceAnalysis:
         return Focus(self.device.n_analysed - 1, "end")
 
     def alive(self, row: int) -> BoolArray:
-        """(n_allocations,) bool: alive just after `row`."""
-        return self.lives.at(row)
+        """(n_allocations,) bool: alive just after `row`.
+
+        At the end of a cut history only the final blocks count: its rows say nothing that could be trusted.
+        """
+        alive = self.lives.at(row)
+        if self.history is History.CUT and row >= self.lives.n_events - 1:
+            alive &= self.lives.block >= 0
+        return alive
 
     def composition(self, row: int) -> list[Share]:
         """Bytes per category just after `row`."""

@@ -132,7 +132,9 @@ def test_short_histories_are_no_histories(keep: int, expected: History) -> None:
 def test_cut_history_is_found() -> None:
     raw = training(steps=6)
     raw["segments"] = []
-    assert first(raw).history is History.CUT
+    analysis = first(raw)
+    assert analysis.history is History.CUT
+    assert analysis.composition(analysis.focus.row) == []
 
 
 def test_oom_looks_at_the_state_just_before_it() -> None:
