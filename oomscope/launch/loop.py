@@ -129,7 +129,7 @@ class Loop:
             self._diagnose(attempt)
             if previous is not None:
                 self._prove(previous, attempt)
-            if not result.oom or not self._may_continue():
+            if not result.oom or not self.request.predict or not self._may_continue():
                 break
             chosen = self._choose(self._predict(attempt), fixes)
             if not chosen:
@@ -218,8 +218,6 @@ class Loop:
 
     def _predict(self, attempt: Attempt) -> dict[str, Any]:
         catalogue: dict[str, Any] = {"fixes": [], "plans": [], "recommended": None}
-        if not self.request.predict:
-            return catalogue
         self.session.set_state("predicting")
 
         def progress(fix: str, done: int, total: int) -> None:

@@ -196,6 +196,13 @@ def test_a_job_that_the_user_ended_is_not_rerun(tmp_path: Path, monkeypatch: pyt
     assert stage.order == ["run"]
 
 
+def test_no_fix_means_no_prediction_and_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, loop, events = play(tmp_path, monkeypatch, [True], predict=False, take_best=True)
+    assert stage.order == ["run"]
+    assert {each["k"] for each in events} == {"attempt_started", "attempt_ended", "diagnosing", "diagnosed"}
+    assert loop.session.state()["state"] == "oom"
+
+
 def test_no_fix_predicted_to_fit_ends_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue = {**CATALOGUE, "recommended": None}
     _, _, events = play(tmp_path, monkeypatch, [True], catalogue=catalogue, take_best=True)
