@@ -130,6 +130,7 @@ class Recorder:
             "frames": frames,
             "caught": None,
             "in_backward": in_backward,
+            "grad_enabled": self._torch.is_grad_enabled(),
             "snapshot": None,
         }
         if self._oom_snapshots == 0:  # one is enough when a script catches the error and tries again

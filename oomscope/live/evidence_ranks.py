@@ -76,6 +76,7 @@ def oom_fact(record: Record, simulated: bool, count: int) -> OomFact:
         retries=integer(record.get("retries")),
         frames=frames(record.get("frames")),
         in_backward=bool(record.get("in_backward")),
+        records_gradients=on if isinstance(on := record.get("grad_enabled"), bool) else None,
         simulated=simulated,
         count=count,
         source="simulated allocator" if simulated else "allocator",

@@ -72,6 +72,8 @@ class OomFact:
     frames: tuple[Frame, ...] = ()
     """Innermost first."""
     in_backward: bool = False
+    records_gradients: bool | None = None
+    """Whether the thread that asked for memory had gradient recording on; None: not recorded."""
     simulated: bool = False
     count: int = 1
     """Out-of-memory events of this rank, caught ones included."""

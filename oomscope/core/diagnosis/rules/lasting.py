@@ -73,15 +73,16 @@ def _eval_no_nograd(e: Evidence) -> Answer:
         )
     if said is not None:
         return Finding(0.75, "Evaluation records gradients, so activations are kept.", (t.heard(said),))
+    seen = t.recorded_evaluation(e)
+    if seen is not None:
+        proved = seen.source == "autograd"
+        return Finding(
+            0.88 if proved else 0.7,
+            "Activations fill the card in evaluation: under no_grad() they would have been freed at once.",
+            t.facts(seen, t.request_fact(e)),
+            () if proved else (_EVAL,),
+        )
     if e.phase == "eval":
-        live = t.activations(e)
-        if live is not None and t.share(live, e.allocated) >= 0.5:
-            return Finding(
-                0.7,
-                "Activations fill the card in evaluation: under no_grad() they would have been freed at once.",
-                t.facts(Fact(f"{t.size(live)} of activations are alive in evaluation", "snapshot", live)),
-                (_EVAL,),
-            )
         return Undecided((_EVAL,))
     return Undecided((t.PHASE, _EVAL))
 

@@ -8,6 +8,7 @@ from oomscope.core.diagnosis.rules import tools as t
 from oomscope.units import MIB
 
 _WHOLE_STEP = Missing("what the rest of the first step needs", "oomscope fix SESSION, which simulates it")
+_EVALUATION = "Packed better, this one request would have fitted; but the evaluation keeps activations that nobody needs."
 _REPLAY = Missing("the allocator's blocks at the failure, and whether other settings would fit", t.RUN)
 
 
@@ -65,6 +66,9 @@ def _by_replay(e: Evidence) -> Answer:
             t.facts(*evidence, beyond),
             fixes=(),
         )
+    recorded = t.recorded_evaluation(e)
+    if recorded is not None:
+        return Finding(0.4, _EVALUATION, (*evidence, recorded), fixes=())
     missing: tuple[Missing, ...] = ()
     if e.step == 0 and e.phase in ("forward", "backward") and e.packed_need_bytes is None:
         confidence = min(confidence, 0.7)  # the rest of the first step is still to come
@@ -120,6 +124,9 @@ def _by_numbers(e: Evidence) -> Answer:
             "Idle cache could have served the request, but the phase itself is the likelier cause.",
             evidence,
         )
+    recorded = t.recorded_evaluation(e)
+    if recorded is not None:
+        return Finding(0.4, _EVALUATION, (*evidence, recorded), fixes=())
     if part < 0.1:
         return Finding(
             0.25,

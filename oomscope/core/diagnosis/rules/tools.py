@@ -118,6 +118,29 @@ def activations(e: Evidence) -> int | None:
     return max(0, e.allocated - e.model.static_bytes)
 
 
+def recorded_evaluation(e: Evidence) -> Fact | None:
+    """What shows that an evaluation records gradients; None: nothing does, or it failed elsewhere.
+
+    Under `no_grad` a layer's input is freed once the next layer has run, so activations are a small part of what is
+    alive. Recording that is on counts from a smaller share, because a frozen model keeps none in spite of it.
+    """
+    if e.oom is None or e.phase != "eval":
+        return None
+    lint = e.lint_of("eval-no-grad")
+    if lint is not None:
+        return Fact(f"{lint.where.place}: {lint.text}", "source code")
+    live = activations(e)
+    part = share(live, e.allocated)
+    if e.oom.records_gradients and part >= 0.3:
+        text = f"gradient recording was on, and {size(live)} of activations ({part:.0%}) were alive in evaluation"
+        return Fact(text, "autograd", live)
+    return (
+        Fact(f"{size(live)} of activations are alive in evaluation", "snapshot", live)
+        if part >= 0.5
+        else None
+    )
+
+
 def group_fact(group: LiveGroup) -> Fact:
     """Where the bytes of a group come from."""
     place = f" from {group.where.place}" if group.where else ""

@@ -358,3 +358,11 @@ def test_fixes_are_those_of_the_catalogue():
 def test_classes_of_the_collection_have_rules(cases):
     classes = {row["root_cause_class"] for row in cases("reports.jsonl")}
     assert classes <= {rule.cause for rule in BUILT_IN}
+
+
+def test_an_evaluation_that_records_gradients_is_no_case_of_fragmentation():
+    """Enough bytes were free in pieces, but the activations that fill the card are the cause."""
+    fact = oom("eval", records_gradients=True)
+    found = diagnose(session("eval", oom=fact, allocator=FRAGMENTED, model=model()))
+    assert found.verdicts[0].rule.cause == "eval_no_nograd"
+    assert found.verdicts[0].finding.confidence > 0.8
