@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oomscope.core.diagnosis.evidence import FixOutcome, HostFact, ProcessFact, RankFact
+from oomscope.collect import outside
+from oomscope.core.diagnosis.evidence import Fact, FixOutcome, HostFact, ProcessFact, RankFact
 from oomscope.core.series.trend import judge
 from oomscope.live.evidence_ranks import integer
 from oomscope.protocol import layout
 from oomscope.store.files import read_json
+from oomscope.units import format_bytes
 
 Record = Mapping[str, Any]
 MAX_BYTES = 64 << 20
@@ -44,8 +46,9 @@ def host_fact(
     """The machine's side; None when nothing was recorded."""
     hosts = [record for record in records if record["k"] == "host"]
     codes = _exit_codes(records, rank_of_pid, result)
+    kill, scope = _kill(records, rank_of_pid, codes)
     if not hosts:
-        return HostFact(exit_codes=codes) if codes else None
+        return HostFact(exit_codes=codes, kill=kill, kill_scope=scope) if codes or kill else None
     shm = _least_shm(hosts)
     limit, kills = _cgroup(hosts)
     return HostFact(
@@ -57,7 +60,48 @@ def host_fact(
         shm_free=shm[0],
         worker_bytes=_workers(hosts, rank_of_pid),
         exit_codes=codes,
+        kill=kill,
+        kill_scope=scope,
     )
+
+
+#: A bare SIGKILL counts as one for host memory when the machine had less than this share of it left.
+SCARCE_SHARE = 0.03
+
+
+def _kill(
+    records: Sequence[Record], rank_of_pid: Mapping[int, int | None], codes: Sequence[tuple[int | None, int]]
+) -> tuple[Fact | None, str]:
+    """(what shows that a process of the job was killed for host memory, "cgroup" or "machine")."""
+    sound = [record for record in records if _is_sound(record)]
+    watched = {integer(row.get("pid")) for record in sound if record["k"] == "host" for row in _rows(record)}
+    ended = {integer(record.get("pid")) for record in sound if record["k"] == "process_end"}
+    ours = {pid for pid in {*rank_of_pid, *watched, *ended} if pid is not None}
+    killed = next((code for _, code in codes if code in _KILLED), None)
+    found = outside.host_oom_kill(sound, ours, killed or 0)
+    if found is not None:
+        of_machine = found.values.get("scope") not in ("cgroup", None)
+        return Fact(found.text, found.source), "machine" if of_machine else "cgroup"
+    hosts = [record for record in sound if record["k"] == "host"]
+    left = _least(integer(record.get("mem_available_bytes")) for record in hosts)
+    total = integer(hosts[-1].get("mem_total_bytes")) if hosts else None
+    if killed is not None and left is not None and total and left < SCARCE_SHARE * total:
+        text = f"a process was killed with SIGKILL while {format_bytes(left)} of {format_bytes(total)} of host memory "
+        return Fact(text + "were left", "exit status, host memory", left), "machine"
+    return None, ""
+
+
+#: SIGKILL as `subprocess`, as a shell and as torchrun tell it.
+_KILLED = (-9, 137, 247)
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether the numbers that are compared are numbers: the files come from elsewhere."""
+    group = record.get("cgroup")
+    numbers = [record.get("t"), record.get("anon_rss_bytes", 0), record.get("shmem_rss_bytes", 0)]
+    if isinstance(group, dict):
+        numbers.append(group.get("oom_kills", 0))
+    return all(integer(value) is not None for value in numbers)
 
 
 def _least(values: Iterable[int | None]) -> int | None:

@@ -89,7 +89,15 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
     known: list[Fact] = []
     if evidence.arithmetic is not None:
         known = [Fact(MEANING[tag], "message") for tag in evidence.arithmetic.tags]
-    known += facts(shortfall_fact(evidence), trend_fact(evidence), *map(group_fact, evidence.live[:2]))
+    known += facts(
+        evidence.host_kill,
+        shortfall_fact(evidence),
+        trend_fact(evidence),
+        *map(group_fact, evidence.live[:2]),
+    )
     names = " or ".join(v.rule.cause for v in weak[:2])
-    explanation = "What is known does not single out one cause." + (f" Possible: {names}." if names else "")
+    explanation = "What is known does not single out one cause."
+    if evidence.host_kill is not None:
+        explanation = "Host memory ran out, not the device's. What filled it is not known."
+    explanation += f" Possible: {names}." if names else ""
     return Verdict(UNKNOWN, Finding(0.0, explanation, tuple(known), tuple(ranked)), ())

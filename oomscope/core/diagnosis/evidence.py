@@ -119,9 +119,15 @@ class Evidence:
         """Whether anything says that memory ran out."""
         return (
             self.oom is not None
+            or self.host_kill is not None
             or any(m.is_oom for m in self.messages)
             or bool(self.exception and self.exception.is_oom)
         )
+
+    @property
+    def host_kill(self) -> Fact | None:
+        """What shows that the job was ended for host memory; None where a device's allocator reported the failure."""
+        return self.host.kill if self.host is not None and self.oom is None else None
 
     @property
     def phase(self) -> str | None:

@@ -261,6 +261,10 @@ class HostFact:
     """Trend of the summed private memory of loader workers."""
     exit_codes: tuple[tuple[int | None, int], ...] = ()
     """(rank, exit code)."""
+    kill: Fact | None = None
+    """What shows that the system ended a process of the job because host memory ran out."""
+    kill_scope: str = ""
+    """"cgroup" when a limit was hit, "machine" when the whole machine was full."""
     is_wsl: bool = False
     is_windows: bool = False
 

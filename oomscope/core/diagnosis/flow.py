@@ -104,7 +104,7 @@ def _gate(e: Evidence) -> Reply:
     if not e.failed:
         return "unknown", (), ()
     if tools.is_host_only(e):
-        return "no", (Fact("host memory ran out", "message"),), ()
+        return "no", (e.host_kill or Fact("host memory ran out", "message"),), ()
     if tools.is_library(e):
         return "no", (Fact("a library beside torch found no memory", "message"),), ()
     for tag in ("absurd_size", "impossible_request", "free_but_refused", "foreign_memory"):
@@ -128,8 +128,9 @@ def _ranks(e: Evidence) -> Reply:
 
 
 def _host(e: Evidence) -> Reply:
-    if tools.is_host_only(e):
-        assert e.message is not None  # is_host_only says so
+    if e.host_kill is not None:
+        return "yes", (e.host_kill,), ()
+    if tools.is_host_only(e) and e.message is not None:
         return "yes", (Fact(e.message.text, "message"),), ()
     killed = [code for _, code in e.host.exit_codes if code in (-9, 137, 247, -7)] if e.host else []
     if killed:

@@ -12,6 +12,7 @@ import re
 from functools import lru_cache
 
 from oomscope.core.diagnosis.evidence import Signal
+from oomscope.core.diagnosis.figures import from_figures
 
 STRENGTH = 0.6
 
@@ -43,7 +44,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:deepspeed", r"\bdeepspeed\b", "uses DeepSpeed"),
     ("uses:ddp", r"\bDDP\b|DistributedDataParallel|torch\.distributed\.launch|\bddp\b", "uses DDP"),
     ("uses:dataparallel", r"(?<!Distributed)(?<!distributed)\bDataParallel\b", "uses nn.DataParallel"),
-    ("uses:ranks", r"\branks?\b|\btorchrun\b|\bmulti-?GPU\b|\b\d+\s*(?:procs|processes|GPUs|ranks|nodes)\b|\b\d+x(?:\d+|[A-Z])\w*|torch\.distributed\.launch|\bevery process\b|\bDDP\b", "several processes"),
+    ("uses:ranks", r"\branks?\b|\btorchrun\b|\bmulti-?GPU\b|\b\d+\s*(?:procs|processes|GPUs|ranks|nodes)\b|\b\d{1,3}\s?x\s?(?:(?:RTX|GTX|Tesla|NVIDIA) ?)?(?:[AHBVPLTK]\d+\w*|MI\d+\w*|(?:10|16|20|30|40|50)\d0\w*|\d{2,3} ?Gi?B)\b|\b\w*\d[MB]\s+x\s+\d{1,2}\b|\blocal_rank\b|\bset_device\b|torch\.distributed\.launch|\bevery process\b|\bDDP\b", "several processes"),
     ("uses:autocast", r"\bautocast\b|\bAMP\b|--amp\b|mixed precision", "uses autocast"),
     ("uses:checkpointing", r"(?:gradient|activation|reentrant|non-reentrant|native) checkpoint\w*|checkpoint_wrapper|checkpointing", "uses activation checkpointing"),
     ("uses:expandable", r"expandable[_ ]segments|max_split_size", "allocator settings are in use"),
@@ -51,7 +52,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:compile", r"\btorch\.compile\b|\bwith compile\b|\binductor\b|\bdynamo\b", "uses torch.compile"),
     ("uses:cuda_graph", r"CUDA[ -]?graphs?\b|reduce-overhead|max-autotune|private pools", "uses CUDA graphs"),
     ("uses:mem_pool", r"use_mem_pool|\bMemPool\b|memory pool of its own", "uses a memory pool of its own"),
-    ("uses:cudnn_benchmark", r"cudnn\.benchmark|cudnn benchmark", "cuDNN tries algorithms"),
+    ("uses:cudnn_benchmark", r"cudnn[. ]benchmark(?!\s*=?\s*(?:False|off))(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "cuDNN tries algorithms"),
     ("uses:offload", r"\boffload\w*|ZeRO-?infinity|\bpin_memory\b|\bpinned\b", "state is offloaded to the host"),
     ("uses:workers", r"\bworkers?\b|num_workers|\bDataLoader\b", "uses loader workers"),
     ("uses:hooks", r"\b(?:forward |backward )?hooks?\b|\bOpacus\b|\bcallback\b", "hooks of a library are involved"),
@@ -63,7 +64,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     # -- patterns in the program
     ("says:keeps_graph", r"retain_graph|create_graph|\bgrad_fn\b|graph (?:of|from) every|(?:accumulat|sum|logg?|stor|append|keep|add)\w*\s+(?:a |the |each |all )?(?:\w+ )?loss(?:es)?(?: tensors?)?\b|loss(?:es)? (?:with|carry)|state fed back|recurrent state", "tensors with their graph are kept"),
     ("says:keeps_outputs", r"(?:keeps?|kept|stor\w+|retain\w*|collect\w*) (?:all |each |every )?(?:step'?s? |the )?(?:outputs?|results?|predictions?|on (?:the )?GPU|for )|\bkept on GPU\b|outputs? (?:are |is )?kept|\bretained\b|tensors? per \w+ kept|detached but kept", "results of every step are kept"),
-    ("says:cycle", r"self[- ]reference|reference cycle|circular|\bgarbage\b|\bgc\b|garbage collect", "reference cycles are involved"),
+    ("says:cycle", r"self[- ]reference|reference cycle|circular|(?:\bgarbage\b|\bgc\b)(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "reference cycles are involved"),
     ("says:no_nograd", r"(?:without|no|missing|forgot) (?:torch\.)?(?:no_grad|inference_mode)", "no torch.no_grad() in evaluation"),
     ("says:cast_cache", r"cache_enabled|cached? (?:weight )?casts?", "autocast's cache is involved"),
     ("says:foreach", r"\bforeach\b|multi[-_ ]tensor", "multi-tensor optimizer kernels"),
@@ -105,6 +106,35 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:invisible_process", r"\bzombie\b|\borphan(?:ed)?\b|\bdefunct\b|left-?over process|(?:used|held|occupied|taken) by (?:another|other|a different|someone)", "another process holds the memory"),
     ("says:shm", r"/dev/shm|shared memory|shm[-_ ]size|\b[Bb]us error", "shared memory is involved"),
     ("uses:hooks", r"\bwandb\b|\btensorboard\b|\bprofiler\b|\blogger\b", "a logger or profiler is involved"),
+    # -- names that only one part of a library has
+    ("uses:fsdp", r"handle\.shard\(\)|\bFlatParam\w*|\bflat_param|summon_full_params|FULL_STATE_DICT|FullStateDictConfig|sync_module_states|\bFULL_SHARD\b|SHARD_GRAD_OP|cpu_ram_efficient_loading", "uses FSDP"),
+    ("uses:deepspeed", r"gather_16bit_weights|save_16bit_model|offload_optimizer|DeepSpeedCPUAdam|\bds_config\b", "uses DeepSpeed"),
+    ("uses:checkpointing", r"use_reentrant|\b(?:non-)?reentrant\b|None of the inputs have requires_grad", "uses activation checkpointing"),
+    ("uses:offload", r"cpu_offload|DeepSpeedCPUAdam|\bcpu[_ ]adam\b", "state is offloaded to the host"),
+    ("uses:cuda_graph", r"cudagraph\w*|cuda_graph\w*", "uses CUDA graphs"),
+    ("uses:scheduler", r"OOMKilled|memory\.max\b|memory\.limit_in_bytes|\b(?:k8s |kubernetes )?(?<!TPU )pods? (?:was |is |gets? |has been )?(?:killed|evicted|limit|memory)|mem-per-cpu|(?:container|pod|job)(?:'s)? (?:memory )?limit", "a scheduler or container limits memory"),
+    ("phase:save", r"FULL_STATE_DICT|(?<!load_)(?<!set_)full_state_dict|FullStateDictConfig|summon_full_params|gather_16bit_weights|save_16bit_model|\bget_(?:model_)?state_dict", "it happens while saving"),
+    ("phase:resume", r"from scratch\b.{0,20}\b(?:fits|works|is (?:ok|fine))|\b(?:fits|spare|works|fine|ok)\b.{0,12}\bfrom scratch|\bscratch (?:training )?(?:fits|works|is ok|is fine|ok)\b|\bassign=True", "training from scratch fits, which points to loading a checkpoint"),
+    ("phase:resume", r"map_location(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "where a checkpoint is loaded to matters"),
+    ("phase:load", r"low_cpu_mem_usage", "it happens while weights are loaded"),
+    ("phase:eval", r"eval_accumulation_steps|validation_(?:step|epoch_end)|\bcompute_metrics\b", "it happens in evaluation"),
+    ("phase:optimizer", r"\b_init_group\b|zeros_like\(p\b", "it happens in the optimizer step"),
+    ("op:init_state", r"\b_init_group\b|zeros_like\(p\b|(?:optimi[sz]er|Adam\w*)(?:'s)? state (?:is |was |gets )?(?:created|allocated|made|initiali[sz]ed)", "the optimizer makes its state"),
+    ("says:map_location", r"map_location(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "where a checkpoint is loaded to matters"),
+    ("says:whole_model", r"_move_model_to_device|mov(?:es?|ing) (?:the )?(?:whole|full|entire) (?:\S+ )?(?:model )?(?:to|on)|(?:whole|full|entire) (?:\w+ )?model (?:is |was |gets )?(?:moved|placed|put|loaded) (?:to|onto|on) (?:each|every)", "the whole model is moved to the card"),
+    ("says:on_gpu0", r"(?:missing|without|fixed by|fixed with|solved by|forgot\w*|after adding|needs?|not calling) (?:to call )?(?:torch\.cuda\.)?set_device|set_device\S* (?:was |is )?(?:missing|fixes|fixed|helps|helped|solves|solved|not called)", "the first GPU carries more than its share"),
+    ("says:no_sync", r"(?<!no )\bunsharded grad\w*|gradients? (?:stay|remain|are kept|are) unsharded", "gradients wait without synchronisation, unsharded"),
+    ("says:one_unit", r"\b(?:no|without|missing|lacks?) (?:an? )?(?:nested|auto)[-_ ]?wrap\w*|auto_wrap_policy\s*(?:=|is|was)\s*(?:None|not set|missing)|\b(?:one|a single|single) (?:big |large |huge )?FSDP (?:unit|module|instance|wrapper)|only (?:the )?(?:root|outermost|top-level|whole)(?: model| module)? (?:is |was )?wrapped|wraps? only the (?:root|outermost|whole|entire)", "one sharding unit holds the whole model"),
+    ("says:keeps_graph", r"(?:fixed by|fixed with|solved by|helps to use|after adding|instead use|missing) (?:loss)?\.item\(\)|\.item\(\) (?:fixes|fixed|helps|helped|solves|solved)", "tensors are kept with their graph"),
+    ("says:keeps_outputs", r"\b512[- ]?(?:B|bytes?)\b.{0,25}\b(?:each\b|per (?:tensor|scalar|value|step|update))|scalars? (?:tensors? )?(?:are |is )?(?:kept|stored|appended|collected)", "small results are kept, each in a block of its own"),
+    ("says:retry", r"\bsecond (?:run|call|attempt|try)\b.{0,15}\b(?:at )?(?:iter(?:ation)?|step|batch) ?[01]\b|\b(?:second|next) (?:run|call|attempt) (?:OOMs|fails|dies) (?:at once|immediately|right away|earlier)|\blast_traceback\b|\bexc_info\b|traceback (?:holds|keeps|references)", "it fails at once in the run after"),
+    ("says:invisible_process", r"(?:nvidia-smi|GPU|card)\b.{0,30}(?<!no )(?<!not )\b(?:other|another|different|foreign|unknown|stale) (?:pids?|process(?:es)?|jobs?)\b|(?<!no )\b(?:other|another|stale|foreign) (?:pids?|process(?:es)?|job|user'?s? (?:job|process)) (?:holds?|uses|has|takes|occupies|owns|was (?:holding|using))", "another process holds the memory"),
+    ("says:pinned", r"(?:works?|fixed|fits?|passes|solved|fine|goes away|disappears)\b.{0,25}\b(?:pin_memory|pinned|pinning)|(?:disabling|without|turning off) (?:pin_memory|pinned|pinning)\b.{0,25}(?:works?|fits|passes|helps|fixes|solves)", "it works without pinned memory"),
+    ("says:pagefile", r"(?:paging|page|swap) ?file(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "the paging file matters"),
+    ("says:host", r"low_cpu_mem_usage\S*\s+(?:is |was |does |did )?(?:no|not|helps|fixes)\b|\bOOMKilled\b|\bexit(?:ed)?(?: with)?(?: code)? (?:137|247)\b", "host memory is meant"),
+    ("says:logits", r"\bB\s*[*x×]\s*S\s*[*x×]\s*V\b|logits_to_keep", "the logits are involved"),
+    ("says:giant", r"\[B, *[HN], *S, *S\]|(?:full|dense|eager) attention (?:matrix|scores?|weights)|attention (?:matrix|scores) (?:takes?|of|is) [\d.]+ ?[GT]i?B", "one attention matrix decides"),
+    ("says:batch_one", r"\b(?:even|same|also|still)\b.{0,20}\b(?:batch(?:[ _-]?size)?|bs)(?: of)?\s*=?\s*(?:1|one)\b", "it does not depend on the batch"),
 )  # fmt: skip
 
 
@@ -128,6 +158,8 @@ def from_words(text: str, source: str = "words", strength: float = STRENGTH) -> 
         match = pattern.search(text)
         if match:
             found[name] = Signal(name, f"{sentence} (“{match.group().strip()[:60]}”)", source, strength)
+    for name, sentence in from_figures(text):
+        found.setdefault(name, Signal(name, sentence, source, strength))
     each = _SIZE_EACH.search(text)
     if each and float(each["n"]) * (1 if each["u"].upper() == "G" else 1 / 1024) >= 0.95:
         found["says:more_than_context"] = Signal(

@@ -158,3 +158,46 @@ def test_a_killed_rank_is_host_memory(session):
     diagnosis = diagnose(collect(folder))
     assert diagnosis.verdict.rule.cause == "host_cgroup"
     assert next(n for n in diagnosis.flow if n.node == "H").answer == "yes"
+
+
+KILL = {"k": "oom_kill", "t": 3, "pid": 7, "name": "python", "anon_rss_bytes": 60 * GIB, "scope": "machine"}
+
+
+def test_the_kernel_log_says_that_a_rank_was_killed():
+    fact = host_fact([host(1, processes=[process(7, GIB)]), KILL], {7: 0}, {"signal": 9, "exit_code": 137})
+    found = diagnose(Evidence(host=fact)).to_json()
+    assert found["failed"]
+    assert found["verdicts"][0]["rule"] == "oom.unknown"
+    assert "the kernel killed process 7" in found["verdicts"][0]["evidence"][0]["text"]
+    assert next(each for each in found["flow"] if each["node"] == "H")["answer"] == "yes"
+
+
+def test_the_limit_of_a_cgroup_is_named():
+    records = [
+        host(1, cgroup={"path": "/a", "limit_bytes": 8 * GIB, "oom_kills": 0}),
+        {**KILL, "scope": "cgroup"},
+    ]
+    verdict = diagnose(Evidence(host=host_fact(records, {7: 0}, {"signal": 9}))).verdict
+    assert verdict.rule.cause == "host_cgroup"
+    assert "8.00 GiB" in verdict.finding.evidence[-1].text
+
+
+def test_a_bare_sigkill_counts_only_where_memory_was_scarce():
+    result = {"signal": 9, "exit_code": 137}
+    assert host_fact([host(1)], {}, result).kill is None
+    fact = host_fact([host(1, mem_available_bytes=GIB)], {}, result)
+    assert "SIGKILL while 1.00 GiB of 64.00 GiB" in fact.kill.text
+    assert host_fact([host(1, mem_available_bytes=GIB)], {}, {"exit_code": 1}).kill is None
+
+
+def test_other_peoples_kills_are_none_of_the_job():
+    assert host_fact([host(1), {**KILL, "pid": 8}], {7: 0}, {"exit_code": 1}).kill is None
+
+
+def test_records_of_wrong_types_are_no_evidence():
+    strange = [
+        {**KILL, "anon_rss_bytes": "much"},
+        {**KILL, "t": None},
+        host(1, cgroup={"path": "/a", "oom_kills": "x"}),
+    ]
+    assert host_fact([*strange, host(2)], {7: 0}, {"signal": 9}).kill is None

@@ -148,6 +148,13 @@ def _cgroup(e: Evidence) -> Answer:
             (t.HOST,),
         )
     h = e.host
+    if e.host_kill is not None and h is not None and h.kill_scope == "cgroup":
+        limit = f"the limit is {t.size(h.cgroup_limit)}" if h.cgroup_limit else ""
+        return Finding(
+            0.93,
+            "The kernel killed a process of this job because the limit of its cgroup was reached.",
+            t.facts(e.host_kill, Fact(limit, "cgroup", h.cgroup_limit) if limit else None),
+        )
     if h is not None and h.cgroup_oom_kills:
         return Finding(
             0.92,

@@ -8,7 +8,9 @@ from oomscope.core.diagnosis.rules import tools as t
 from oomscope.units import MIB
 
 _WHOLE_STEP = Missing("what the rest of the first step needs", "oomscope fix SESSION, which simulates it")
-_EVALUATION = "Packed better, this one request would have fitted; but the evaluation keeps activations that nobody needs."
+_EVALUATION = (
+    "Packed better, this request would have fitted; but the evaluation keeps activations that nobody needs."
+)
 _REPLAY = Missing("the allocator's blocks at the failure, and whether other settings would fit", t.RUN)
 
 

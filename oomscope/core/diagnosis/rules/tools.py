@@ -46,7 +46,9 @@ def heard(signal: Signal) -> Fact:
 
 def is_host_only(e: Evidence) -> bool:
     """The failure is one of host memory."""
-    return e.oom is None and e.message is not None and e.message.kind in HOST_KINDS
+    if e.message is None:
+        return e.host_kill is not None
+    return e.oom is None and e.message.kind in HOST_KINDS
 
 
 def is_library(e: Evidence) -> bool:

@@ -1,0 +1,83 @@
+"""What the figures of a description say: series, comparisons, and needs against what there is.
+
+"2934 -> 4413 -> 4537 -> 4537 MB" is a plateau, "60.9 GB off, 60.8 on" a fix that changed nothing, "estimate 346 GB,
+machine 256 GB" a shortage of host memory. Figures in a person's text are as weak as their words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_NUMBER = r"\d+(?:\.\d+)?"
+_UNIT = r"(?:[KMGT]i?B|bytes)"
+_CHAIN = re.compile(
+    rf"(?<![\w.])(?P<chain>{_NUMBER}(?: ?{_UNIT})?(?:\s*(?:->|→|=>)\s*{_NUMBER}(?: ?{_UNIT})?)+)\s*(?P<what>[A-Za-z]+)?"
+)
+_OVER_TIME = re.compile(
+    r"\b(?:over|after|within|from|between|across)\b.{0,20}\b(?:steps?|iter\w*|batch\w*|epochs?|hours?|updates?)\b",
+    re.IGNORECASE,
+)
+_FAILS = re.compile(r"\bOOMs?\b|out of memory|\bfail|\bcrash|\bdies\b|\bkilled\b", re.IGNORECASE)
+_OBJECTS = ("tensors", "objects", "allocations", "blocks", "graphs")
+_PAIR = re.compile(
+    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?P<wa>off|without|disabled|before)\b[^.\d]{{0,30}}(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})?"
+    r" ?\(?(?P<wb>on|with|enabled|after|non-reentrant|reentrant)\b",
+    re.IGNORECASE,
+)
+_NEED = re.compile(
+    rf"(?:estimat\w*|needs?|requires?|wants)\D{{0,25}}(?P<need>{_NUMBER}) ?(?P<un>[GT])i?B\b.{{0,30}}?"
+    rf"\b(?:machine|host|node|server|RAM)\b\D{{0,12}}(?P<have>{_NUMBER}) ?(?P<uh>[GT])i?B",
+    re.IGNORECASE,
+)
+_SAME = 0.03
+"""Two peaks this close are the same: allocation and timing move a peak by a per cent or two."""
+_LEVEL = 0.005
+"""A series whose last two values are this close has come to rest."""
+
+
+def from_figures(text: str) -> Iterator[tuple[str, str]]:
+    """(name of a signal, what it says) for each relation found between the figures of `text`."""
+    yield from _series(text)
+    pair = _PAIR.search(text)
+    if pair is not None and _unit_of(pair["ua"], pair["ub"]):
+        off, on = float(pair["a"]), float(pair["b"])
+        if off > 0 and abs(off - on) <= _SAME * off:
+            yield "says:no_effect", f"a fix changed nothing (“{pair.group()[:60]}”)"
+    need = _NEED.search(text)
+    if need is not None and _giga(need["need"], need["un"]) > _giga(need["have"], need["uh"]):
+        sentence = f"more is needed than the machine has (“{need.group()[:60]}”)"
+        yield "says:host", sentence
+        yield "says:host_needs_more", sentence
+
+
+def _giga(number: str, unit: str) -> float:
+    return float(number) * (1024 if unit.upper() == "T" else 1)
+
+
+def _unit_of(first: str | None, second: str | None) -> bool:
+    """At least one of two figures names a unit, and both the same one where both do."""
+    return bool(first or second) and (not first or not second or first.upper() == second.upper())
+
+
+def _series(text: str) -> Iterator[tuple[str, str]]:
+    for match in _CHAIN.finditer(text):
+        values = [float(n) for n in re.findall(_NUMBER, match["chain"])]
+        units = {u.upper().replace("I", "") for u in re.findall(_UNIT, match["chain"])}
+        what = (match["what"] or "").lower()
+        if len(units) > 1 or values[-1] <= values[0]:
+            continue
+        quoted = f"(“{match.group().strip()[:60]}”)"
+        if what in _OBJECTS:
+            yield "says:objects", f"the number of {what} grows {quoted}"
+            yield "says:growing", f"the number of {what} grows {quoted}"
+        elif not units and what.upper().replace("I", "") not in ("KB", "MB", "GB", "TB"):
+            continue  # steps, shapes, versions
+        elif len(values) >= 3 and values[-1] - values[-2] <= _LEVEL * values[-1]:
+            if not _FAILS.search(text) and values[-2] <= values[-1]:
+                yield "says:plateau", f"it rises and then stays {quoted}"
+        elif (len(values) >= 3 and values == sorted(values)) or _OVER_TIME.search(text):
+            yield "says:growing", f"memory grows {quoted}"
+
+
+__all__ = ["from_figures"]
