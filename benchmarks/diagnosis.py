@@ -65,6 +65,11 @@ def evidence_of(row: dict[str, Any], *, everything: bool) -> Evidence:
     )
 
 
+def _says_nothing(row: dict[str, Any]) -> bool:
+    """The report states neither facts nor numbers."""
+    return row["facts"] in ("-", None) and not row.get("oom_fields")
+
+
 def verdict_of(diagnosis: Diagnosis) -> tuple[str, float]:
     best = diagnosis.verdict
     if best is None or best.finding.confidence < LIKELY:
@@ -140,8 +145,12 @@ def main() -> int:
             what = "facts, numbers, description, time" if everything else "facts and numbers only"
             print(f"\n{len(chosen)} reports ({name}), {what}")
             counts = judge(chosen, everything=everything, details="--details" in sys.argv)
+            silent = 0 if everything else sum(_says_nothing(row) for row in chosen)
+            told = (
+                f", {counts['right'] / (len(chosen) - silent):.0%} of those that state any" if silent else ""
+            )
             print(
-                f"  right {counts['right']} ({counts['right'] / len(chosen):.0%}), "
+                f"  right {counts['right']} ({counts['right'] / len(chosen):.0%}{told}), "
                 f"secondary cause {counts['secondary']}, unknown {counts['unknown']}, "
                 f"wrong {counts['wrong']} (confidently {counts['confidently wrong']})"
             )

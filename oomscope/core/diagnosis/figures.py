@@ -21,8 +21,8 @@ _OVER_TIME = re.compile(
 _FAILS = re.compile(r"\bOOMs?\b|out of memory|\bfail|\bcrash|\bdies\b|\bkilled\b", re.IGNORECASE)
 _OBJECTS = ("tensors", "objects", "allocations", "blocks", "graphs")
 _PAIR = re.compile(
-    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?P<wa>off|without|disabled|before)\b[^.\d]{{0,30}}(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})?"
-    r" ?\(?(?P<wb>on|with|enabled|after|non-reentrant|reentrant)\b",
+    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?:off|without|disabled|before)\b[^.\d]{{0,30}}"
+    rf"(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})? ?\(?(?:on|with|enabled|after|non-reentrant|reentrant)\b",
     re.IGNORECASE,
 )
 _NEED = re.compile(

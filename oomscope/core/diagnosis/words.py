@@ -19,8 +19,8 @@ STRENGTH = 0.6
 #: name, pattern, what it says. Several patterns may give one name.
 _WORDS: tuple[tuple[str, str, str], ...] = (
     # -- course over time
-    ("says:growing", r"\b(?:grow(?:s|ing|th)?|grew|climb(?:s|ing)?|leak(?:s|ing|age)?|accumulat\w+|ramps?|rises?|increas(?:es|ing)|go(?:es|ing)? up|creep\w*|builds? up)\b(?! by the data)", "memory grows"),
-    ("says:growing", r"\buntil (?:it )?(?:OOM|overflow|out of memory|crash\w*)|\bafter (?:a while|some time|~?\d+ (?:iter|step|batch)\w*)|per (?:iter(?:ation)?|step|batch|hour|epoch)\b", "it fails only after a while"),
+    ("says:growing", r"(?<!\bno )(?<!\bnot )(?<!without )\b(?:grow(?:s|ing|th)?|grew|climb(?:s|ing)?|leak(?:s|ing|age)?|accumulat\w+|ramps?|rises?|increas(?:es|ing)|go(?:es|ing)? up|creep\w*|builds? up)\b(?! by the data)", "memory grows"),
+    ("says:growing", r"\buntil (?:it )?(?:OOM|overflow|out of memory|crash\w*)|\bafter (?:a while|some time|~?\d+ (?:iter|step|batch)\w*)|\d ?[KMGT]i?B\b(?: \w+){0,2} (?:per|each|every) (?:\w+ )?(?:iter(?:ation)?|step|batch|hour|epoch)\b", "it fails only after a while"),
     ("says:rate", r"[\d.]+\s*(?:-\s*[\d.]+)?\s*[KMG]i?B\s*(?:/|per |each |every )\s*(?:\d+ )?(?:\w+ )?(?:iter|step|batch|hour|epoch|validation)|\+\s*[\d.]+\s*(?:-\s*[\d.]+)?\s*[KMG]i?B at every", "a rate of growth is known"),
     ("says:plateau", r"\bplateau\w*|then (?:stops?|stays?|stabili[sz]es?|levels? off)|(?:stays?|remains?) (?:flat|constant|stable) (?:after|from)", "it rises and then stays"),
     ("says:late", r"\bafter (?:several |many |\d+ )?(?:hours|days|epochs)\b|\bstep [1-9]\d{3,}\b|\b(?:OOM|fails?|dies) late\b", "it fails late"),
@@ -129,6 +129,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:keeps_outputs", r"\b512[- ]?(?:B|bytes?)\b.{0,25}\b(?:each\b|per (?:tensor|scalar|value|step|update))|scalars? (?:tensors? )?(?:are |is )?(?:kept|stored|appended|collected)", "small results are kept, each in a block of its own"),
     ("says:retry", r"\bsecond (?:run|call|attempt|try)\b.{0,15}\b(?:at )?(?:iter(?:ation)?|step|batch) ?[01]\b|\b(?:second|next) (?:run|call|attempt) (?:OOMs|fails|dies) (?:at once|immediately|right away|earlier)|\blast_traceback\b|\bexc_info\b|traceback (?:holds|keeps|references)", "it fails at once in the run after"),
     ("says:invisible_process", r"(?:nvidia-smi|GPU|card)\b.{0,30}(?<!no )(?<!not )\b(?:other|another|different|foreign|unknown|stale) (?:pids?|process(?:es)?|jobs?)\b|(?<!no )\b(?:other|another|stale|foreign) (?:pids?|process(?:es)?|job|user'?s? (?:job|process)) (?:holds?|uses|has|takes|occupies|owns|was (?:holding|using))", "another process holds the memory"),
+    ("says:default_pool", r"\bdefault (?:caching )?(?:allocator|(?:memory )?pool) (?:passes|works|succeeds|fits|is (?:fine|ok))|(?:passes|works|fits|succeeds) (?:with|in|on|under|from) the default (?:caching )?(?:allocator|(?:memory )?pool)", "the default pool serves it"),
     ("says:pinned", r"(?:works?|fixed|fits?|passes|solved|fine|goes away|disappears)\b.{0,25}\b(?:pin_memory|pinned|pinning)|(?:disabling|without|turning off) (?:pin_memory|pinned|pinning)\b.{0,25}(?:works?|fits|passes|helps|fixes|solves)", "it works without pinned memory"),
     ("says:pagefile", r"(?:paging|page|swap) ?file(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "the paging file matters"),
     ("says:host", r"low_cpu_mem_usage\S*\s+(?:is |was |does |did )?(?:no|not|helps|fixes)\b|\bOOMKilled\b|\bexit(?:ed)?(?: with)?(?: code)? (?:137|247)\b", "host memory is meant"),
@@ -149,13 +150,32 @@ def _patterns() -> tuple[tuple[str, re.Pattern[str], str], ...]:
 _SIZE_EACH = re.compile(r"(?P<n>[\d.]+)\s*(?P<u>[MG])i?B (?:each|of every)", re.IGNORECASE)
 
 
+_WORKS = r"(?:works?|fits?|fine|ok|passes|passed|gone|disappears|solved|stable|trains)"
+_DENIED = re.compile(
+    rf"(?P<works>\b{_WORKS}[, ]+)?\b(?:no|not|without|isn't|don't)(?: using| use| with| in)?(?: any| nn\.| torch\.)?\s*$",
+    re.IGNORECASE,
+)
+_WORKS_THEN = re.compile(rf"^[^.;]{{0,20}}\b(?:{_WORKS}|no (?:leak|growth|OOM|problem))\b", re.IGNORECASE)
+
+
+def _is_denied(name: str, text: str, match: re.Match[str]) -> bool:
+    """The text says that it does not use this.
+
+    "Works without DDP" is no denial: what fails does use it.
+    """
+    if not name.startswith("uses:"):
+        return False
+    before = _DENIED.search(text[max(0, match.start() - 40) : match.start()])
+    return before is not None and not before["works"] and not _WORKS_THEN.search(text[match.end() :])
+
+
 def from_words(text: str, source: str = "words", strength: float = STRENGTH) -> tuple[Signal, ...]:
     """Signals of a description. One signal per name: the first pattern that matches."""
     found: dict[str, Signal] = {}
     for name, pattern, sentence in _patterns():
         if name in found:
             continue
-        match = pattern.search(text)
+        match = next((m for m in pattern.finditer(text) if not _is_denied(name, text, m)), None)
         if match:
             found[name] = Signal(name, f"{sentence} (“{match.group().strip()[:60]}”)", source, strength)
     for name, sentence in from_figures(text):

@@ -11,6 +11,9 @@ from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undec
 from oomscope.core.diagnosis.rules import tools as t
 from oomscope.core.series.trend import correlation
 
+_FULL_CARD = 0.5
+"""What a bare message with a full card is worth: of six public reports that say nothing else, three were activations,
+the others the optimizer's state, a save and a resume."""
 _LATE_STEP = 5
 """A job that has passed this many steps with the same shapes fits; something has changed."""
 
@@ -114,9 +117,11 @@ def _activations_by_text(e: Evidence) -> Answer:
         )
     if e.signal("says:growing", "says:late", "says:retry", "says:not_first"):
         return Undecided((t.SERIES, t.SNAPSHOT))
-    confidence = 0.55 if e.phase is None else 0.68
+    confidence = _FULL_CARD if e.phase is None else 0.68
     if e.tag("giant_request"):
         confidence -= 0.2
+    if e.signal("says:batch_one") is not None:
+        confidence -= 0.2  # activations follow the batch
     return Finding(
         confidence,
         "torch's own live tensors fill the card, and no packing would have served the request. In forward or "
@@ -135,10 +140,19 @@ def _activations_by_text(e: Evidence) -> Answer:
     )
 
 
+_STATE_LAZY = (
+    "The optimizer makes its state in the first step(); until then the job looked smaller than it is. For Adam that "
+    "is twice the parameters in their own type."
+)
+
+
 def _state_lazy(e: Evidence) -> Answer:
     if not e.failed:
         if e.oom is None and e.signal("says:second") is not None and e.phase is None:
             return _by_second_iteration(e)
+        made = e.signal("op:init_state")
+        if made is not None and made.source == "words" and e.phase in (None, "optimizer"):
+            return Finding(0.6, _STATE_LAZY, (t.heard(made),), (t.PHASE, t.NUMBERS))
         return Excluded((Fact("nothing ran out of memory", "run"),))
     excluded = t.not_this_memory(e) or _enough_packing(e)
     if excluded is not None:
@@ -194,9 +208,7 @@ def _in_first_step(e: Evidence, in_init: bool) -> Answer:
     confidence = 0.92 if in_init else 0.85 if first else 0.62
     return Finding(
         confidence,
-        "The optimizer makes its state in the first step(); until then the job looked smaller than it is. For Adam "
-        "that is twice "
-        "the parameters in their own type.",
+        _STATE_LAZY,
         t.facts(
             t.request_fact(e),
             t.shortfall_fact(e),
@@ -249,7 +261,8 @@ def _longest(e: Evidence) -> Answer:
         return excluded
     if e.trend is not None and e.trend.is_leak:
         return Excluded(t.facts(t.trend_fact(e)))
-    rows = [row for row in _steps(e) if row.input_numel and row.peak is not None]
+    # The first step is left out: the optimizer's state appears in it, so that it needs less than its batch tells.
+    rows = [row for row in _steps(e) if row.step and row.input_numel and row.peak is not None]
     if len(rows) >= 4:
         return _by_correlation(
             e, [float(r.input_numel or 0) for r in rows], [float(r.peak or 0) for r in rows]

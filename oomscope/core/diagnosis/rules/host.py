@@ -76,6 +76,13 @@ def _workers(e: Evidence) -> Answer:
         )
     objects, workers = e.signal("says:python_objects"), e.signal("uses:workers")
     per_epoch = e.signal("says:per_epoch")
+    if objects is not None and workers is None and per_epoch is None and not _other_story(e):
+        return Finding(
+            0.55,
+            "A data set of Python objects is copied page by page in the workers that read it.",
+            (t.heard(objects),),
+            (Missing("memory of the workers over time", t.RUN), t.HOST),
+        )
     if objects is not None and (workers is not None or per_epoch is not None):
         return Finding(
             0.75,
@@ -86,11 +93,40 @@ def _workers(e: Evidence) -> Answer:
     return Undecided((Missing("memory of the workers over time", t.RUN),))
 
 
+def _other_story(e: Evidence) -> bool:
+    """Something else is said that explains growth by itself: a phase, kept tensors, cycles, a framework."""
+    told = (
+        "says:keeps_graph",
+        "says:keeps_outputs",
+        "says:cycle",
+        "says:objects",
+        "uses:compile",
+        "uses:hooks",
+    )
+    return e.phase is not None or e.failed or e.signal(*told) is not None
+
+
 def _offload(e: Evidence) -> Answer:
     excluded = _not_host(e)
     if excluded is not None:
         return excluded
     offload = e.signal("uses:offload")
+    more, pinned = e.signal("says:host_needs_more"), e.signal("says:pinned")
+    if offload is None and more is not None:
+        return Finding(
+            0.58,
+            "More host memory is needed than the machine has; estimates of that size are those of offloaded state, "
+            "12 to 16 bytes per parameter.",
+            (t.heard(more),),
+            (t.SOURCE, t.HOST),
+        )
+    if pinned is not None and e.signal("uses:workers") is None:
+        return Finding(
+            0.6,
+            "It works without pinned memory: offloaded state is pinned, and pinned memory has limits of its own.",
+            (t.heard(pinned),),
+            (t.SOURCE, t.HOST),
+        )
     if (offload is not None and _is_host(e)) or (offload is not None and e.signal("uses:wsl") is not None):
         return Finding(
             0.78,

@@ -55,6 +55,17 @@ def _fix(e: Evidence) -> Answer:
 
 def _shard(e: Evidence) -> Answer:
     said, sharded = e.signal("says:no_effect"), e.signal(*_SHARDING)
+    unit = e.signal("says:one_unit")
+    if unit is not None and (sharded is not None or e.signal("uses:checkpointing") is None):
+        if e.phase is not None and e.phase not in t.IN_STEP:
+            return Undecided((t.MODEL,))
+        return Finding(
+            0.72,
+            "Sharding gathers one unit at a time. With one unit around the whole model all of it is gathered at "
+            "once: wrap each block.",
+            t.facts(t.heard(unit), t.request_fact(e) if e.requested else None),
+            (t.MODEL, t.SNAPSHOT),
+        )
     if said is not None and sharded is not None and e.signal("uses:checkpointing", "says:no_sync") is None:
         return Finding(
             0.76,

@@ -5,11 +5,16 @@ from __future__ import annotations
 from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
 from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undecided
 from oomscope.core.diagnosis.rules import tools as t
-from oomscope.units import MIB
+from oomscope.units import GIB, MIB
 
 _SMALL_PART = 0.05
 """A request below this part of the free memory is refused by no limit on the card: something beside the card
 is exhausted.
+"""
+_CONSUMER = 13 * GIB
+"""Cards up to 12 GB are consumer cards, which cannot be limited by slices, and many of them run under Windows.
+
+A MIG slice of a large card looks as small; then the words say so.
 """
 _TORCH_KEEPS = Missing("what torch had reserved and allocated at that moment", t.RUN)
 
@@ -165,10 +170,6 @@ def _masked(e: Evidence) -> Answer:
     return Undecided((t.NUMBERS,))
 
 
-def _refused(e: Evidence) -> bool:
-    return e.tag("free_but_refused")
-
-
 def _user_limit(e: Evidence) -> Answer:
     allowed = e.message.allowed_bytes if e.message is not None else None
     lint = e.lint_of("memory-fraction")
@@ -180,7 +181,7 @@ def _user_limit(e: Evidence) -> Answer:
             t.facts(Fact(f"{t.size(allowed)} allowed", "message", allowed), _lint(e), t.request_fact(e)),
             where=lint.where if lint else None,
         )
-    if lint is not None and (e.failed and (_refused(e) or _gap(e))):
+    if lint is not None and (e.failed and (t.refused(e) or _gap(e))):
         return Finding(
             0.85,
             "The script limits itself to a part of the card.",
@@ -212,7 +213,15 @@ def _host_commit(e: Evidence) -> Answer:
             "CUDA's libraries.",
             (Fact(e.message.text, "message"),),
         )
-    if not _refused(e):
+    said = e.signal("says:pagefile")
+    if said is not None and e.message is None and e.signal("says:no_effect") is None:
+        return Finding(
+            0.7,
+            "On Windows every device allocation needs as much commit of host memory, which the paging file backs.",
+            (t.heard(said),),
+            (t.HOST,),
+        )
+    if not t.refused(e):
         return (
             Excluded((Fact("the device did not refuse free memory", "message"),))
             if e.requested
@@ -232,7 +241,7 @@ def _host_commit(e: Evidence) -> Answer:
         )
     if small and e.message is not None and e.message.backend == "cuda":
         return Finding(
-            0.4,
+            0.5 if e.capacity and e.capacity < _CONSUMER and not e.signal("uses:mig") else 0.4,
             "A small request was refused beside much free memory: host memory that could not be promised (Windows), "
             "or a driver fault.",
             (t.request_fact(e),),
@@ -242,7 +251,7 @@ def _host_commit(e: Evidence) -> Answer:
 
 
 def _limit(e: Evidence) -> Answer:
-    if not _refused(e):
+    if not t.refused(e):
         mig = e.signal("uses:mig")
         if e.requested is None:
             return (

@@ -208,6 +208,14 @@ def _stream_held(e: Evidence) -> Answer:
 
 def _spurious(e: Evidence) -> Answer:
     pool = e.signal("uses:mem_pool")
+    default = e.signal("says:default_pool")
+    if default is not None and not e.tag("short_without_fragmentation"):
+        return Finding(
+            0.62,
+            "The default pool serves what another pool refuses: a pool of its own does not use what others keep.",
+            (t.heard(default),),
+            (_REPLAY,),
+        )
     a = e.allocator
     again = e.signal("says:spurious")
     if again is not None:

@@ -115,7 +115,7 @@ def _others_on_first_gpu(e: Evidence) -> Fact | None:
         total = sum(p.bytes for p in strangers)
         return Fact(f"{len(strangers)} other ranks hold {t.size(total)} of GPU 0", "NVML", total)
     if e.signal("uses:ranks") is not None:
-        said = e.signal("says:on_gpu0", "says:only_multi")
+        said = e.signal("says:on_gpu0", "says:only_multi", "says:map_location")
         return t.heard(said) if said is not None else None
     return None
 
@@ -160,8 +160,17 @@ def _init_before_shard(e: Evidence) -> Answer:
     if e.tag("foreign_memory"):
         return Excluded((Fact("much of the device is used outside this process", "message"),))
     sharded, op = e.signal(*_SHARDED), e.signal("op:shard")
+    whole = e.signal("says:whole_model")
     if sharded is None and op is None:
-        return Undecided((t.SOURCE,))
+        if whole is None or e.signal("says:host") is not None:
+            return Undecided((t.SOURCE,))
+        return Finding(
+            0.6,
+            "The whole model is moved to each card before anything divides it. Shard it first, from the meta device "
+            "or the CPU; where nothing shards it, it does not fit.",
+            t.facts(_phase_fact(e), t.heard(whole)),
+            (t.SOURCE, t.NUMBERS),
+        )
     if e.signal("says:host") is not None:
         return Excluded((Fact("host memory is meant", "words"),))
     return Finding(
@@ -180,11 +189,11 @@ RULES = (
     ),
     Rule(
         "oom.load_duplicate", "load_duplicate", "a checkpoint is on the card twice", "Q1.1",
-        "phase, source of the load", _load_duplicate, (),
+        "phase, source of the load", _load_duplicate, ("load-cpu",),
     ),
     Rule(
         "oom.load_on_cuda0", "load_on_cuda0", "every rank loads onto cuda:0", "Q1.1",
-        "processes per GPU, source of the load", _load_on_cuda0, (),
+        "processes per GPU, source of the load", _load_on_cuda0, ("load-cpu",),
     ),
     Rule(
         "oom.init_before_shard", "init_before_shard", "the whole model is on the card before sharding", "Q1.2",

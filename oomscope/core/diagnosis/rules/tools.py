@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oomscope.core.diagnosis.arithmetic import FREE_FACTOR, FREE_SLACK_BYTES
 from oomscope.core.diagnosis.evidence import (
     Evidence,
     Fact,
@@ -59,14 +60,22 @@ def not_this_memory(e: Evidence) -> Excluded | None:
     """Excludes causes inside torch's allocator where the failure lies elsewhere."""
     if is_host_only(e):
         return Excluded((Fact("host memory ran out, not the device", "message"),))
-    for tag, text in (
-        ("absurd_size", "the size of the request is absurd"),
-        ("impossible_request", "the request alone is larger than the device"),
-        ("free_but_refused", "the device had enough free memory and refused"),
+    for holds, text in (
+        (e.tag("absurd_size"), "the size of the request is absurd"),
+        (e.tag("impossible_request"), "the request alone is larger than the device"),
+        (refused(e), "the device had enough free memory and refused"),
     ):
-        if e.tag(tag):
+        if holds:
             return Excluded((Fact(text, "message", e.requested),))
     return None
+
+
+def refused(e: Evidence) -> bool:
+    """The device had enough free memory and refused; an incomplete message without a reserved size says that much."""
+    a = e.arithmetic
+    if e.oom is None and a is not None and not a.tags and a.tried and a.free is not None:
+        return a.free >= FREE_FACTOR * a.tried + FREE_SLACK_BYTES
+    return e.tag("free_but_refused")
 
 
 def request_fact(e: Evidence) -> Fact:

@@ -29,7 +29,7 @@ def _giant(e: Evidence) -> Answer:
             t.facts(t.request_fact(e), t.heard(op) if op else None),
             (t.SNAPSHOT,),
         )
-    if e.tag("free_but_refused"):
+    if t.refused(e):
         return Excluded((Fact("the device had enough free memory and refused", "message"),))
     big = max((group.largest for group in e.live if group.category not in ("parameter", "before")), default=0)
     most = max(part, t.share(big, e.capacity))
@@ -172,6 +172,8 @@ def _no_sync(e: Evidence) -> Answer:
             ),
             where=lint.where,
         )
+    if said is not None and "unsharded" in said.text and e.signal("uses:zero", "uses:deepspeed") is not None:
+        return Undecided((t.SOURCE,))  # stages 1 and 2 of ZeRO keep whole gradients by design
     if said is not None and (sharded is not None or "sync" in said.text):
         return Finding(0.8, text, t.facts(t.heard(said), t.heard(sharded) if sharded else None))
     return Undecided((t.SOURCE,))

@@ -1,0 +1,181 @@
+# ruff: noqa: E501  # texts and tables
+"""What people state besides the numbers: each form leads to its cause, and what only looks like it does not."""
+
+import pytest
+
+from oomscope.core.diagnosis import Evidence, diagnose
+from oomscope.core.diagnosis.arithmetic import analyse
+from oomscope.core.diagnosis.engine import WORDS_ONLY
+from oomscope.core.diagnosis.figures import from_figures
+from oomscope.core.diagnosis.message import OomMessage
+from oomscope.core.diagnosis.model import CONFIDENT, LIKELY
+from oomscope.core.diagnosis.words import from_words
+from oomscope.units import GIB
+
+
+def cause(text: str, **numbers: float) -> tuple[str, float]:
+    """(cause, confidence) of stated facts and, in GiB, of the numbers of a message."""
+    message = None
+    if numbers:
+        message = OomMessage(
+            "cuda_oom", backend="cuda", **{f"{k}_bytes": round(v * GIB) for k, v in numbers.items()}
+        )  # type: ignore[arg-type]
+    evidence = Evidence(
+        signals=from_words(text), message=message, messages=(message,) if message else (),
+        arithmetic=analyse(message) if message else None,
+    )  # fmt: skip
+    best = diagnose(evidence).verdict
+    if best is None or best.finding.confidence < LIKELY:
+        return "unknown", 0.0
+    return best.rule.cause, best.finding.confidence
+
+
+STATED = [
+    ("load_duplicate", "2 GB spare when training from scratch fits"),
+    ("load_duplicate", "fixed by map_location='cpu'"),
+    ("load_on_cuda0", "fixed by map_location; torchrun with 8 ranks"),
+    ("ctx_on_cuda0", "fixed by torch.cuda.set_device(local_rank)"),
+    ("ckpt_full_gather", "state_dict_type FULL_STATE_DICT, 8 ranks"),
+    ("ckpt_full_gather", "stage3_gather_16bit_weights_on_model_save is on"),
+    ("init_before_shard", "fails in FlatParamHandle, handle.shard()"),
+    ("init_before_shard", "OOM in Trainer._move_model_to_device"),
+    ("nosync_grads", "2 GB of sharded gradients become 30 GB of unsharded gradients"),
+    ("shard_ineffective", "no auto_wrap_policy, 4 GPUs"),
+    ("shard_ineffective", "only the root module is wrapped"),
+    ("fix_ineffective", "checkpointing: 40.1 GB without, 39.9 GB with"),
+    ("fix_ineffective", "warning: None of the inputs have requires_grad=True. Gradients will be None"),
+    ("framework_leak", "900 -> 1700 tensors after 200 steps"),
+    ("benign_plateau", "1200 -> 1950 -> 2010 -> 2010 MB"),
+    ("container_accumulation", "each value is a scalar tensor, 512 B each"),
+    ("graph_accumulation", "fixed by .item()"),
+    ("exception_holds", "first run reaches iteration 30, second run fails at once"),
+    ("exception_holds", "sys.last_traceback keeps the frames"),
+    ("optimizer_state_lazy", "last frame is zeros_like(p) in _init_group"),
+    ("giant_transient", "eager attention scores, shape [B, H, S, S]"),
+    ("allocator_spurious", "the same size works with the default allocator"),
+    ("other_process", "nvidia-smi shows another process with 20 GB"),
+    ("other_process", "a different job; stale process holds the card"),
+    ("host_commit", "a larger paging file helps"),
+    ("host_offload", "estimate 900 GB of states, node has 512 GB"),
+    ("host_offload", "ZeRO-3 run fits without pinned memory, works once pin_memory is off"),
+    ("host_per_rank_load", "bloom-7B x 8; low_cpu_mem_usage does not help"),
+    ("host_dataloader_cow", "the index is a list of 5M strings"),
+    ("host_cgroup", "pod was killed, OOMKilled, limit 64Gi"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "text"), STATED)
+def test_a_stated_fact_leads_to_its_cause_and_never_makes_it_certain(expected, text):
+    found, confidence = cause(text)
+    assert found == expected
+    assert confidence <= WORDS_ONLY < CONFIDENT
+
+
+NEAR_MISSES = [
+    ("load_duplicate", "a model trained from scratch OOMs in backward"),
+    ("load_duplicate", "map_location='cpu' does not help"),
+    ("load_on_cuda0", "map_location is cpu already, 8 ranks"),
+    ("ctx_on_cuda0", "set_device is called first, 4 ranks"),
+    ("ckpt_full_gather", "set_model_state_dict at start"),
+    ("init_before_shard", "the whole model is checkpointed"),
+    ("nosync_grads", "no unsharded gradients are left"),
+    ("nosync_grads", "ZeRO-1 with unsharded gradients"),
+    ("shard_ineffective", "auto_wrap_policy wraps each block"),
+    ("shard_ineffective", "one FSDP unit per block is saved, phase: saving the model"),
+    ("fix_ineffective", "checkpointing: 40.1 GB without, 22.0 GB with"),
+    ("fix_ineffective", "checkpointing at step 100 without, 100 with"),
+    ("framework_leak", "900 -> 900 tensors after 200 steps"),
+    ("framework_leak", "1700 -> 900 tensors after 200 steps"),
+    ("benign_plateau", "1200 -> 1950 -> 2010 -> 2010 MB, then OOM"),
+    ("benign_plateau", "1200 -> 1950 -> 2900 -> 3800 MB"),
+    ("container_accumulation", "sizes are rounded up to 512 B"),
+    ("container_accumulation", "the storage list is never cleared"),
+    ("graph_accumulation", "loss.item() is used for logging"),
+    ("exception_holds", "the second run uses another seed"),
+    ("optimizer_state_lazy", "zeros_like(p) while loading optimizer.load_state_dict"),
+    ("giant_transient", "flash attention, seq 4096"),
+    ("allocator_spurious", "the default allocator is used"),
+    ("other_process", "nvidia-smi shows no other process"),
+    ("other_process", "another user reports 5.4 -> 7.0 GB"),
+    ("host_commit", "a larger paging file does not help"),
+    ("host_offload", "estimate 200 GB of states, node has 512 GB"),
+    ("host_offload", "pin_memory=True in the DataLoader"),
+    ("host_per_rank_load", "images of 512x512, low_cpu_mem_usage=True"),
+    ("host_dataloader_cow", "we keep a list of objects with grad_fn"),
+    ("host_cgroup", "trained on a TPU pod, memory was fine"),
+    ("ref_cycle", "gc.collect() does not help"),
+    ("cudnn_workspace", "cudnn.benchmark = False"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("never", "text"), NEAR_MISSES)
+def test_what_only_looks_like_it_is_not_taken_for_it(never, text):
+    assert cause(text)[0] != never
+
+
+NOTHING = ["A100/V100", "torch 2.10", "UNet", "lightning 2.3", "T5-3B bf16", "8 ranks, DDP", "70B, 4xA100", "Ubuntu only",
+           "shapes printed per step", "loop over encoder layers", "512x512 images", "no FSDP, no AMP"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_names_and_shapes_decide_nothing(text):
+    assert cause(text)[0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ("8x2080Ti", "uses:ranks", True),
+        ("2 nodes of 8xA100", "uses:ranks", True),
+        ("4x24 GB", "uses:ranks", True),
+        ("x is 10240x24000", "uses:ranks", False),
+        ("a 3x3 convolution on 224x224", "uses:ranks", False),
+        ("+120 MB per epoch", "says:growing", True),
+        ("2 GB RAM every epoch", "says:growing", True),
+        ("4096 tokens per step", "says:growing", False),
+        ("there is no leak", "says:growing", False),
+        ("fp32 without AMP", "uses:autocast", False),
+        ("works without AMP", "uses:autocast", True),
+        ("without AMP it fits", "uses:autocast", True),
+        ("not using FSDP", "uses:fsdp", False),
+        ("no nested wrapping with FSDP", "uses:fsdp", True),
+    ],
+)
+def test_denials_shapes_and_rates(text, name, expected):
+    assert (name in {signal.name for signal in from_words(text)}) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500 -> 620 MB over 100 steps", {"says:growing"}),
+        ("500 -> 620 MB with AMP", set()),
+        ("0.5 GB -> 2.5 GB -> 4.5 GB", {"says:growing"}),
+        ("500 MB -> 2 GB after 10 steps", set()),
+        ("step 10 -> 200", set()),
+        ("10 GB off, 9.9 GB on", {"says:no_effect"}),
+        ("10 GB off, 9.9 MB on", set()),
+        ("needs 2 TB, host has 900 GB", {"says:host", "says:host_needs_more"}),
+        ("needs 80 GB, card has 40 GB", set()),
+        ("", set()),
+    ],
+)
+def test_figures(text, expected):
+    assert {name for name, _ in from_figures(text)} == expected
+
+
+FULL = {"tried": 1, "capacity": 40, "free": 0.2, "allocated": 38, "reserved": 38.5}
+
+
+def test_a_full_card_alone_is_activations_as_often_as_not():
+    assert cause("", **FULL) == ("capacity_activations", 0.5)
+    assert cause("the same with batch size 1", **FULL)[0] == "unknown"
+
+
+def test_an_incomplete_message_that_refuses_free_memory():
+    short = {"tried": 0.02, "capacity": 8, "free": 5, "allocated": 0.5}
+    assert cause("", **short)[0] == "host_commit"
+    assert cause("on a MIG slice", **short)[0] != "host_commit"
+    assert cause("", **{**short, "capacity": 80, "free": 60})[0] == "unknown"
+    assert cause("", **{**short, "tried": 3})[0] == "limit_or_driver"
+    assert cause("", **{**short, "free": 0.01})[0] == "unknown"
