@@ -1,4 +1,4 @@
-"""Fixes of memory that grows because the script keeps it: source patches, and advice where no patch is safe."""
+"""Fixes of memory that the script keeps without need: source patches, and advice where no patch is safe."""
 
 from __future__ import annotations
 
@@ -91,4 +91,27 @@ PADDING = Fix(
     advice=True,
 )
 
-FIXES = (LEAK_DETACH, KEPT_TENSORS, PADDING)
+
+def _loaded(facts: JobFacts) -> Applicable:
+    if any(rule in ("oom.load_duplicate", "oom.load_on_cuda0") for rule in facts.rules):
+        return yes("the tensors of a checkpoint are on the card beside the model they are copied into")
+    return no("no checkpoint is on the card beside the model")
+
+
+LOAD_CPU = Fix(
+    id="load-cpu",
+    title='Load the checkpoint into host memory (map_location="cpu")',
+    effort_s=60,
+    risk=Risk.EXACT,
+    how=(How.SOURCE,),
+    test=_loaded,
+    band=lambda facts: None,
+    make=lambda facts: Plan(
+        patch="load-cpu",
+        steps=('torch.load(…, map_location="cpu") where the result goes into load_state_dict()',),
+    ),
+    verify="losses are equal",
+    undo="git apply -R, or oomscope fix --undo",
+)
+
+FIXES = (LEAK_DETACH, LOAD_CPU, KEPT_TENSORS, PADDING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oomscope.core.fixes.patches import gradients, leaks, precision, recompute, sharding
+from oomscope.core.fixes.patches import gradients, leaks, loading, precision, recompute, sharding
 from oomscope.core.fixes.patches.text import Patched
 from oomscope.errors import PatchDoesNotApply
 
@@ -14,6 +14,7 @@ Transform = Callable[[str, Mapping[str, Any]], Patched]
 #: Fix id -> the patch that adopts it.
 PATCHES: dict[str, Transform] = {
     "leak-detach": leaks.detach,
+    "load-cpu": loading.to_host,
     "zero-none": gradients.zero_none,
     "eval-no-grad": gradients.no_grad,
     "bucket-view": gradients.bucket_view,
