@@ -11,6 +11,8 @@ from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undec
 from oomscope.core.diagnosis.rules import tools as t
 
 _GIANT = 0.25
+_COPY = 0.1
+"""A second copy of the gradients is worth naming first when it is this share of what was alive (assumed)."""
 
 
 def _giant(e: Evidence) -> Answer:
@@ -186,6 +188,17 @@ def _buckets(e: Evidence) -> Answer:
         return Finding(0.75, "DDP's buckets hold a second copy of all gradients.", (t.heard(said),))
     if lint is not None and e.failed and ddp and e.model is not None and e.shortfall is not None:
         gradients = e.model.gradients_bytes or e.model.parameters_bytes or 0
+        if _one_copy_decides(e, gradients):
+            return Finding(
+                0.93,
+                "DDP holds every gradient twice, and one copy of them is more than the whole job is short of.",
+                t.facts(
+                    Fact(f"{lint.where.place}: {lint.text}", "source code"),
+                    Fact(f"gradients take {t.size(gradients)}", "model", gradients),
+                    t.need_fact(e),
+                ),
+                where=lint.where,
+            )
         if 0 < e.shortfall <= gradients:
             return Finding(
                 0.55,
@@ -205,6 +218,15 @@ def _buckets(e: Evidence) -> Answer:
         if ddp or not e.ranks
         else Excluded((Fact("the job does not use DDP", "model"),))
     )
+
+
+def _one_copy_decides(e: Evidence, gradients: int) -> bool:
+    """The predicted need of the whole job, less one copy of the gradients, is what torch could use."""
+    need = e.packed_need_bytes
+    limit = e.rank.capacity_bytes if e.rank is not None and e.rank.capacity_bytes else e.capacity
+    if need is None or not limit or t.share(gradients, e.allocated) < _COPY:
+        return False
+    return 0 < need - limit <= gradients
 
 
 def _absurd(e: Evidence) -> Answer:
