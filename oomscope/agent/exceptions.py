@@ -23,15 +23,26 @@ _OOM_TEXTS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "can't allocate memory",
     "Cannot allocate memory",
+    "No executable batch size found",  # accelerate.utils.find_executable_batch_size, after the last retry
 )
 
 
 def is_out_of_memory(kind: type[BaseException], error: BaseException) -> bool:
     """Whether an exception says that device or host memory ran out, by its type, its text or its cause."""
-    if kind.__name__ == "OutOfMemoryError" or issubclass(kind, MemoryError):
-        return True
-    text = str(error)
-    return any(each in text for each in _OOM_TEXTS)
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        own = kind if cause is error else type(cause)
+        text = str(cause)
+        if (
+            own.__name__ == "OutOfMemoryError"
+            or issubclass(own, MemoryError)
+            or any(t in text for t in _OOM_TEXTS)
+        ):
+            return True
+        cause = cause.__cause__  # `raise … from error` only: what merely follows an error is another failure
+    return False
 
 
 def without_agent(trace: TracebackType | None, own: str) -> TracebackType | None:

@@ -57,6 +57,8 @@ class RunCommand(click.Command):
                 break
             if name in takes_value:
                 width = 2 if takes_value[name] and "=" not in word else 1
+                if position + width > len(args):
+                    raise UsageError(f"{name} needs a value", hint="oomscope run --help")
                 ours += args[position : position + width]
             elif is_torchrun_option(word):
                 width = _width(split_options, args[position:])
@@ -181,7 +183,7 @@ def _run(options: Options) -> int:
     if card is not None:
         check_simulator(python)
     session = Session.create(
-        name=launch.script.name if launch.script else Path(launch.command[0]).name,
+        name=launch.name,
         command=sys.argv[1:],
         launcher=launch.kind,
         python=python,

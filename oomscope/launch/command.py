@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,16 @@ class Launch:
     module: bool = False
     """The script was given as a module name (`-m package.train`)."""
 
+    @property
+    def name(self) -> str:
+        """What a session of it is called."""
+        if self.script is not None:
+            return self.script.stem
+        if self.module:
+            words = torchrun_script(self.command) if self.kind == "torchrun" else self.command[1:]
+            return words[1].replace(".", "-")
+        return Path(self.command[0]).stem
+
 
 def job_python(environ: Mapping[str, str] | None = None, asked: str | None = None) -> str:
     """The interpreter of the job.
@@ -67,7 +78,9 @@ def job_python(environ: Mapping[str, str] | None = None, asked: str | None = Non
     if asked:
         found = shutil.which(asked, path=environ.get("PATH"))
         if found is None:
-            raise UsageError(f"--python {asked}: no such executable")
+            raise UsageError(
+                f"--python {asked}: no such executable", hint="for example --python .venv/bin/python"
+            )
         return found
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         candidate = Path(environ.get(variable, ""), "bin", "python")
@@ -237,12 +250,14 @@ def _check_script(word: str, cwd: Path | None) -> Path:
     if path.is_dir():
         if (path / "__main__.py").is_file():
             return path
-        raise InputError(f"{word} is a folder, not a script")
+        raise InputError(
+            f"{word} is a folder without __main__.py, not a script", hint="oomscope run FOLDER/train.py"
+        )
     if not path.exists():
         names = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f"did you mean {Path(word).with_name(near[0])}?" if near else "check the path"
         raise InputError(f"no script {word}", hint=hint)
     if not os.access(path, os.R_OK):
-        raise InputError(f"cannot read {word}: permission denied")
+        raise InputError(f"cannot read {word}: permission denied", hint=f"chmod u+r {shlex.quote(word)}")
     return path

@@ -192,9 +192,10 @@ def _failure_time(state: RankState) -> int | None:
 
 
 def _is_fatal_oom(state: RankState) -> bool:
+    """Whether a rank of a job that failed died of it, be it that the script caught the error only to exit."""
     if state.exception is not None:
         return bool(state.exception.get("is_oom"))
-    return state.oom is not None and not state.oom.get("caught")
+    return state.oom is not None and (state.oom_was_last or not state.oom.get("caught"))
 
 
 def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]:

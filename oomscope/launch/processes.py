@@ -28,8 +28,8 @@ class LaunchedProcess:
     """One child in a session of its own, so that a Ctrl-C in the terminal reaches it only through us.
 
     Args:
-        output: `through`: our own streams; `files`: two log files; `tee`: log files, and both streams on our
-            stderr.
+        output: `through`: our own streams; `files`: two log files, and nothing to read; `tee`: log files, and both
+            streams on our stderr.
         logs: (stdout, stderr) paths for `files` and `tee`.
     """
 
@@ -58,7 +58,7 @@ class LaunchedProcess:
                     list(command),
                     cwd=cwd,
                     env=dict(env),
-                    stdin=None if output == "through" else subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if output == "files" else None,
                     stdout=streams[0],
                     stderr=streams[1],
                     start_new_session=True,

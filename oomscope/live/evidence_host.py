@@ -73,7 +73,7 @@ def _kill(
     records: Sequence[Record], rank_of_pid: Mapping[int, int | None], codes: Sequence[tuple[int | None, int]]
 ) -> tuple[Fact | None, str]:
     """(what shows that a process of the job was killed for host memory, "cgroup" or "machine")."""
-    sound = [record for record in records if _is_sound(record)]
+    sound = [dict(record) for record in records if _is_sound(record)]
     watched = {integer(row.get("pid")) for record in sound if record["k"] == "host" for row in _rows(record)}
     ended = {integer(record.get("pid")) for record in sound if record["k"] == "process_end"}
     ours = {pid for pid in {*rank_of_pid, *watched, *ended} if pid is not None}

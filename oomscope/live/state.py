@@ -57,6 +57,8 @@ class RankState:
     """UTC ns of the first and the last record."""
     oom: dict[str, Any] | None = None
     """The last `oom` record; its `caught` says whether training went on after it."""
+    oom_was_last: bool = False
+    """No step was completed after the last `oom` record."""
     exception: dict[str, Any] | None = None
     fixes: list[dict[str, Any]] = field(default_factory=list)
     model: dict[str, Any] | None = None
@@ -159,6 +161,7 @@ class RankState:
         if loss is not None:
             self.loss = loss
         self.series.add(step, record)
+        self.oom_was_last = False
         if self.oom is not None and self.oom.get("caught") is None:
             self.oom["caught"] = True
 
@@ -175,6 +178,7 @@ class RankState:
         self._memory(record)
         self.oom = dict(record)
         self.oom.setdefault("caught", None)
+        self.oom_was_last = True
         self.ooms = (self.ooms or 0) or 1
         self.phase = str(record.get("phase") or self.phase)
         self.step = max(self.step, _int(record.get("step")) or 0)

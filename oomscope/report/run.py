@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
+from oomscope.collect.outside import exit_meaning
 from oomscope.protocol import layout
 from oomscope.store.files import read_json
 from oomscope.store.session import Attempt, Session
@@ -18,6 +19,9 @@ from oomscope.views import diagnosis as diagnosis_view
 from oomscope.views import fixes as fixes_view
 
 WIDTH = 80
+
+#: A shell's exit code of a process that a signal ended is this plus the signal's number.
+_SIGNALLED = 128
 
 
 class Narrator:
@@ -65,7 +69,18 @@ class Narrator:
                 f"to try the recommended fix: oomscope fix {self.session.id} --apply {','.join(catalogue.recommended)}"
             )
         elif exit_code and not oom:
-            self.say(f"the job ended with exit code {exit_code}, not for lack of memory")
+            self._explain_exit(attempts[-1] if attempts else None, exit_code)
+
+    def _explain_exit(self, attempt: Attempt | None, exit_code: int) -> None:
+        """Why a job failed that did not run out of device memory; what is not known is not claimed."""
+        findings = diagnosis_view.read((attempt.findings() if attempt else None) or {})
+        asked = any(record.get("k") == "signal" for record in self.session.supervisor_records())
+        if findings.verdicts or asked:
+            self.say(f"the job ended with exit code {exit_code}")
+        elif exit_code > _SIGNALLED:
+            self.say(f"{exit_meaning(exit_code).text} (exit code {exit_code})")
+        else:
+            self.say(f"the job ended with exit code {exit_code}; nothing says that memory ran out")
 
     def _started(self, record: Mapping[str, Any]) -> None:
         fixes = ", ".join(record.get("fixes") or ())
@@ -76,6 +91,8 @@ class Narrator:
         attempt = self._attempt(record)
         row = _row(self.session, attempt)
         self.say(compare.sentence(row))
+        for text in _unseen(attempt.result() or {}):
+            self.say(text)
 
     def _diagnosed(self, record: Mapping[str, Any]) -> None:
         attempt = self._attempt(record)
@@ -108,6 +125,17 @@ class Narrator:
     def _write(self, lines: Iterable[str]) -> None:
         self.stream.write("\n" + "\n".join(lines) + "\n\n")
         self.stream.flush()
+
+
+def _unseen(result: Mapping[str, Any]) -> Iterable[str]:
+    """What a finished job gave nothing to see of, so that a short report is not taken for a clean one."""
+    ranks = result.get("ranks") or ()
+    if result.get("exit_code") != 0:
+        return
+    if not ranks:
+        yield "no process of the job imported torch, so there is nothing to report about its memory"
+    elif not any(rank.get("steps") for rank in ranks):
+        yield "no optimizer step was seen: the peaks are those of the whole run, and growth cannot be judged"
 
 
 def diagnosis_lines(findings: diagnosis_view.Diagnosis) -> list[str]:

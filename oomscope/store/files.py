@@ -12,6 +12,8 @@ from typing import Any
 from oomscope.errors import SessionError
 from oomscope.protocol.records import encode, without_nan
 
+_TORN = "the file is cut off or not one of ours; oomscope sessions lists the sessions that can be read"
+
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Replace `path` by `value` as JSON, at once: a reader sees the old or the new content.
@@ -44,9 +46,11 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise SessionError(f"cannot read {path}: {error}") from error
+        raise SessionError(f"cannot read {path}: {error}", hint=_TORN) from error
     if not isinstance(value, dict):
-        raise SessionError(f"cannot read {path}: expected a JSON object, found {type(value).__name__}")
+        raise SessionError(
+            f"cannot read {path}: expected a JSON object, found {type(value).__name__}", hint=_TORN
+        )
     return value
 
 

@@ -166,6 +166,8 @@ BAD_INPUT = {
     "bad budget": (["run", "--budget", "soon", "samples/healthy_gpt.py"], "--budget 20m"),
     "bad ranks": (["run", "--ranks", "a", "samples/healthy_gpt.py"], "--ranks 0,7"),
     "bad steps": (["run", "--steps", "0", "samples/healthy_gpt.py"], "--steps"),
+    "option without its value": (["run", "--steps"], "--steps needs a value"),
+    "folder": (["run", "samples"], "oomscope run FOLDER/train.py"),
     "screens without a terminal": (["run", "--ui", "always", "samples/healthy_gpt.py"], "no terminal"),
 }  # fmt: skip
 
@@ -209,3 +211,59 @@ def test_a_script_that_raises_before_torch_keeps_its_own_exit_code(tmp_path: Pat
     summary = json.loads(done.stdout)
     jsonschema.validate(summary, schema())
     assert summary["attempts"][0]["oom"] is False
+
+
+CATCHES = """
+import sys, torch
+kept = []
+try:
+    while True:
+        kept.append(torch.ones(64 << 20, device="cuda"))
+except RuntimeError as error:
+    print("caught", type(error).__name__)
+    sys.exit(4)
+"""
+
+
+def test_a_script_that_catches_the_error_and_exits_ran_out_of_memory(tmp_path: Path) -> None:
+    script = tmp_path / "catches.py"
+    script.write_text(CATCHES)
+    done = oomscope("run", "--no-fix", "--json", "--device", "sim:4GiB", str(script), home=tmp_path)
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["attempts"][0]["oom"] is True
+    assert "out of memory" in done.stderr
+    assert "nothing says" not in done.stderr
+
+
+def test_a_killed_job_is_not_said_to_have_had_enough_memory(tmp_path: Path) -> None:
+    done = oomscope("run", "--", "bash", "-c", "kill -9 $$", home=tmp_path)
+    assert done.returncode == 137
+    assert "SIGKILL" in done.stderr
+    assert "out-of-memory killer" in done.stderr
+
+
+def test_with_json_the_job_still_reads_its_standard_input(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "oomscope", "run", "--json", "--", "wc", "-c"],
+        input=b"x" * 300_000,
+        capture_output=True,
+        env={**os.environ, "OOMSCOPE_HOME": str(tmp_path)},
+        timeout=60,
+    )
+    assert json.loads(done.stdout)["exit_code"] == 0
+    assert done.stderr.split()[0] == b"300000"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import torch", "no optimizer step was seen"),
+        ("pass", "no process of the job imported torch"),
+    ],
+)
+def test_a_run_with_nothing_to_see_says_so(body: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "quiet.py"
+    script.write_text(body + "\n")
+    done = oomscope("run", str(script), home=tmp_path)
+    assert done.returncode == 0
+    assert said in done.stderr

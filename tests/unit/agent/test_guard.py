@@ -150,3 +150,14 @@ def test_saving_and_loading_are_told_by_their_functions(frames, phase):
 def test_moving_a_model_is_initialisation():
     frames = [("/x/torch/nn/modules/module.py", 1, "convert"), ("/home/train.py", 1, "<module>")]
     assert recorder.guess_phase(frames) == "init"
+
+
+def test_an_error_that_was_raised_from_an_out_of_memory_error_is_one():
+    cause = MemoryError()
+    wrapped, followed = RuntimeError("step 3 failed"), RuntimeError("report failed")
+    wrapped.__cause__ = cause
+    followed.__context__ = cause
+    assert exceptions.is_out_of_memory(RuntimeError, wrapped)
+    assert not exceptions.is_out_of_memory(RuntimeError, followed)
+    cause.__cause__ = wrapped  # a ring ends, too
+    assert exceptions.is_out_of_memory(RuntimeError, wrapped)

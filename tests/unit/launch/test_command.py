@@ -162,3 +162,16 @@ def test_the_interpreter_of_the_active_environment_is_used(tmp_path):
 def test_what_a_command_starts(command, torchrun, one):
     assert is_torchrun(command) == torchrun
     assert is_one_script(command) == one
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["train.py"], "train"),
+        (["-m", "package.train", "--lr", "1"], "package-train"),
+        (["--nproc-per-node=2", "-m", "package.train"], "package-train"),
+        (["--", "bash", "-c", "true"], "bash"),
+    ],
+)
+def test_what_a_session_is_called(args, name):
+    assert build_command(args, "python3").name == name

@@ -76,6 +76,11 @@ def test_one_that_the_script_survived():
     assert state.oom["caught"] is True
 
 
+def test_whether_a_step_came_after_it():
+    assert state_of(HELLO, OOM, {"k": "bye", "steps": 2}).oom_was_last
+    assert not state_of(HELLO, OOM, {**STEP, "step": 1}).oom_was_last
+
+
 def test_one_after_which_something_else_failed():
     state = state_of(HELLO, OOM, {"k": "exception", "type": "ValueError", "message": "x", "is_oom": False})
     assert state.oom["caught"] is True
