@@ -307,8 +307,9 @@ class _Prediction:
         assumed = bool(set(raw.last("simulated").get("assumed_values") or ()) - _HARMLESS)
         ends = int(span.low_bytes * self.scale), int(span.high_bytes * self.scale)
         unseen = self.facts.batch_varies and raw.steps >= self.steps
-        low, high = interval(*ends, self.facts, assumed=assumed, unseen=unseen)
-        known_high = interval(*ends, self.facts, assumed=assumed)[1]
+        workspace = int(raw.last("simulated").get("convolution_workspace_bound_bytes") or 0)
+        low, high = interval(*ends, self.facts, assumed=assumed, unseen=unseen, workspace_bytes=workspace)
+        known_high = interval(*ends, self.facts, assumed=assumed, workspace_bytes=workspace)[1]
         peak = raw.last("peak")
         return Outcome(
             ids,

@@ -38,6 +38,7 @@ from .test_rules import (
     model,
     numbers,
     oom,
+    rows,
     said,
     session,
 )
@@ -482,3 +483,24 @@ def test_in_the_first_step_fragmentation_is_less_sure_until_the_rest_of_it_was_s
     assert unsure.confidence == 0.7
     assert [gap.what for gap in unsure.missing] == ["what the rest of the first step needs"]
     assert rule.test(dataclasses.replace(first, packed_need_bytes=20 * GIB)).confidence > 0.9
+
+
+def test_the_first_step_without_optimizer_state_does_not_hide_that_peaks_follow_the_batch():
+    # The first batch is the largest of those that passed, yet its step needs least: Adam's state is not there.
+    steps = rows((500, 3), (340, 11), (200, 8), (300, 10), (320, 10.5), (310, 10.2))
+    rank = RankFact(rank=0, steps=steps)
+    answer = by_id("longest_batch").test(session(step=6, rank=rank, ranks=(rank,), oom=oom(step=6)))
+    assert isinstance(answer, Finding)
+    assert answer.confidence > 0.9
+
+
+def test_buckets_come_first_when_one_copy_of_the_gradients_decides_whether_the_whole_job_fits():
+    held = {"signals": said("uses:ddp"), "lint": lint("ddp-buckets"), "model": model(4, 4, 8, ddp=True)}
+    ddp = session("backward", **held)
+    rule = by_id("ddp_buckets")
+    assert rule.test(dataclasses.replace(ddp, packed_need_bytes=26 * GIB)).confidence > 0.9
+    too_much = rule.test(dataclasses.replace(ddp, packed_need_bytes=29 * GIB))
+    assert not isinstance(too_much, Finding) or too_much.confidence < 0.6
+    small = session("backward", **{**held, "model": model(1, 1, 2, ddp=True)})
+    answer = rule.test(dataclasses.replace(small, packed_need_bytes=int(24.5 * GIB)))
+    assert not isinstance(answer, Finding) or answer.confidence < 0.6

@@ -67,6 +67,7 @@ ACTIVE = [
     ({"parameters_bytes": GIB, "gradients_bytes": GIB, "optimizer_bytes": GIB}, ("fsdp2",)),
     ({"logits_bytes": GIB // 10}, ("fused-ce",)),
     ({"eval_with_grad": 0}, ("eval-no-grad",)),
+    ({"rules": ("oom.graph_accumulation",)}, ("load-cpu",)),
 ]
 
 
@@ -167,6 +168,14 @@ def test_the_interval_is_wider_where_the_simulation_knows_less():
     assert high > plain[1]
     assert interval(90 * GIB, 100 * GIB, JOB, assumed=True)[0] < 90 * GIB
     assert interval(100 * GIB, 100 * GIB, JOB, unseen=True) == (99 * GIB, 110 * GIB)
+
+
+def test_the_bound_of_convolution_workspaces_counts_where_it_is_more_than_the_known_error():
+    facts = dataclasses.replace(JOB, has_convolution=True)
+    without = interval(100 * GIB, 100 * GIB, facts)
+    assert interval(100 * GIB, 100 * GIB, facts, workspace_bytes=GIB) == without
+    small = interval(2 * GIB, 2 * GIB, facts, workspace_bytes=GIB)
+    assert small == (interval(2 * GIB, 2 * GIB, facts)[0], int(2.02 * GIB) + GIB)
 
 
 def test_measured_peaks_calibrate_the_simulated_ones():

@@ -58,6 +58,12 @@ def main(loader, rank):
         history["last"] = loss
         print(loss.item())
     torch.save(model.module.state_dict(), "x.pt")
+
+
+def resume(model, opt, path):
+    state = torch.load(path)  # from the last run
+    model.load_state_dict(state["model"])
+    opt.load_state_dict(state["optimizer"])
 '''
 
 EXPECTED = {
@@ -66,6 +72,7 @@ EXPECTED = {
         "running += loss.detach()",
         'history["last"] = loss.detach()',
     ],
+    "load-cpu": ['state = torch.load(path, map_location="cpu")  # from the last run'],
     "zero-none": ["opt.zero_grad()"],
     "eval-no-grad": ["@torch.no_grad()"],
     "bucket-view": ["DDP(model, device_ids=[rank], gradient_as_bucket_view=True)"],
@@ -147,6 +154,39 @@ def test_a_file_without_a_newline_at_its_end_keeps_it_so():
     after = patch("zero-none", source).code
     assert after == "opt.zero_grad()"
     assert unified_diff("a.py", source, after).count("\\ No newline at end of file") == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("net.load_state_dict(torch.load(p))", 'net.load_state_dict(torch.load(p, map_location="cpu"))'),
+        ("s = torch.load(p, 'cuda')\nm.load_state_dict(s)", 's = torch.load(p, "cpu")\nm.load_state_dict(s)'),
+        (
+            "s = torch.load(p, map_location=device)\nm.load_state_dict(s['m'])",
+            "s = torch.load(p, map_location=\"cpu\")\nm.load_state_dict(s['m'])",
+        ),
+        (
+            "nets[0].load_state_dict(torch.load(p, weights_only=True))",
+            'nets[0].load_state_dict(torch.load(p, weights_only=True, map_location="cpu"))',
+        ),
+    ],
+)
+def test_a_load_goes_to_host_memory_however_it_is_written(before, after):
+    assert patch("load-cpu", before).code == after
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("x = torch.load(p)\ny = x + 1", "none whose result goes into load_state_dict"),
+        ("s = torch.load(p, map_location='cpu')\nm.load_state_dict(s)", "already"),
+        ("s = torch.load(p, torch.device('cpu'))\nm.load_state_dict(s)", "already"),
+        ("m.load_state_dict(load(p))", "none whose result"),
+    ],
+)
+def test_a_load_that_is_used_where_it_lies_is_left_alone(source, why):
+    with pytest.raises(PatchDoesNotApply, match=why):
+        patch("load-cpu", source)
 
 
 def test_tabs_stay_tabs():
