@@ -18,13 +18,23 @@ _OVER_TIME = re.compile(
     r"\b(?:over|after|within|from|between|across)\b.{0,20}\b(?:steps?|iter\w*|batch\w*|epochs?|hours?|updates?)\b",
     re.IGNORECASE,
 )
-_FAILS = re.compile(r"\bOOMs?\b|out of memory|\bfail|\bcrash|\bdies\b|\bkilled\b", re.IGNORECASE)
+_FAILS = re.compile(
+    r"(?<!no )\bOOMs?\b|out of memory|(?<!never )\bfail|\bcrash|\bdies\b|\bkilled\b", re.IGNORECASE
+)
 _OBJECTS = ("tensors", "objects", "allocations", "blocks", "graphs")
+_STATE = r"on|off|with|without|enabled|disabled|before|after|non-reentrant|reentrant"
 _PAIR = re.compile(
-    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?:off|without|disabled|before)\b[^.\d]{{0,30}}"
-    rf"(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})? ?\(?(?:on|with|enabled|after|non-reentrant|reentrant)\b",
+    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?P<first>{_STATE})\b[^.\d]{{0,30}}"
+    rf"(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})? ?\(?(?P<second>{_STATE})\b",
     re.IGNORECASE,
 )
+_PAIR_AFTER = re.compile(
+    rf"\b(?P<first>{_STATE})\b[^.;\d]{{0,20}}(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})?"
+    rf"[,;/ ]{{1,3}}(?:and )?(?P<second>{_STATE})\b[^.;\d]{{0,20}}"
+    rf"(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})?",
+    re.IGNORECASE,
+)
+_OFF = ("off", "without", "disabled", "before")
 _NEED = re.compile(
     rf"(?:estimat\w*|needs?|requires?|wants)\D{{0,25}}(?P<need>{_NUMBER}) ?(?P<un>[GT])i?B\b.{{0,30}}?"
     rf"\b(?:machine|host|node|server|RAM)\b\D{{0,12}}(?P<have>{_NUMBER}) ?(?P<uh>[GT])i?B",
@@ -39,8 +49,8 @@ _LEVEL = 0.005
 def from_figures(text: str) -> Iterator[tuple[str, str]]:
     """(name of a signal, what it says) for each relation found between the figures of `text`."""
     yield from _series(text)
-    pair = _PAIR.search(text)
-    if pair is not None and _unit_of(pair["ua"], pair["ub"]):
+    pair = _PAIR.search(text) or _PAIR_AFTER.search(text)
+    if pair is not None and _one_is_off(pair) and _unit_of(pair["ua"], pair["ub"]):
         off, on = float(pair["a"]), float(pair["b"])
         if off > 0 and abs(off - on) <= _SAME * off:
             yield "says:no_effect", f"a fix changed nothing (“{pair.group()[:60]}”)"
@@ -49,6 +59,11 @@ def from_figures(text: str) -> Iterator[tuple[str, str]]:
         sentence = f"more is needed than the machine has (“{need.group()[:60]}”)"
         yield "says:host", sentence
         yield "says:host_needs_more", sentence
+
+
+def _one_is_off(pair: re.Match[str]) -> bool:
+    """Of two figures one is with the fix and one without."""
+    return (pair["first"].lower() in _OFF) != (pair["second"].lower() in _OFF)
 
 
 def _giga(number: str, unit: str) -> float:

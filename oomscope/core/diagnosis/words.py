@@ -32,7 +32,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:start_peak", r"\bat (?:the )?start\b.{0,40}\b(?:later|steady|then|afterwards)\b", "it needs more at the start than later"),
     # -- where
     ("says:host", r"\b(?:CPU|host|system) (?:memory|RAM|OOM)\b|\bRAM\b(?! on)|\bswap\b|signal[ -]*9\b|\bSIGKILL\b|worker.{0,20}killed|\bKilled\b", "host memory is meant"),
-    ("phase:save", r"\bsav(?:e|es|ing)\b(?! (?:memory|nothing|any|only|\d))(?!s? nothing)|checkpoint(?:s)? (?:is|was|are) (?:written|saved)|\bstate[_ ]dict\b(?<!load_state_dict)|ModelCheckpoint|full state dict|Failed to clone\(\)|clone\(\) (?:OOM )?warnings?", "it happens while saving"),
+    ("phase:save", r"\bsav(?:e|es|ing)\b(?! (?:memory|nothing|any|only|\d))(?!s? nothing)|checkpoint(?:s)? (?:is|was|are) (?:written|saved)\b(?! every| each| once)|\bsave_(?:model|checkpoint|pretrained)\b|\brank0_only\b|\bstate[_ ]dict\b(?<!load_state_dict)|ModelCheckpoint|full state dict|Failed to clone\(\)|clone\(\) (?:OOM )?warnings?", "it happens while saving"),
     ("phase:resume", r"\bresum\w+|\brestor\w+|load_state_dict|load(?:s|ing|ed)? (?:the |a )?(?:optimizer|checkpoint|ckpt)|optimizer\.pt\b", "it happens while resuming or loading a checkpoint"),
     ("phase:eval", r"\bevaluat\w+|\bvalidation\b|\bvalidat(?:e|ing)\b|\beval\b|\bgenerate\(|\binference\b|\bno_grad\b", "it happens in evaluation"),
     ("phase:optimizer", r"\boptimi[sz]er\.step\b|\bAdam\w* step\b|(?:in|during|at) (?:the )?optimi[sz]er(?:'s)? step", "it happens in the optimizer step"),
@@ -52,7 +52,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:compile", r"\btorch\.compile\b|\bwith compile\b|\binductor\b|\bdynamo\b", "uses torch.compile"),
     ("uses:cuda_graph", r"CUDA[ -]?graphs?\b|reduce-overhead|max-autotune|private pools", "uses CUDA graphs"),
     ("uses:mem_pool", r"use_mem_pool|\bMemPool\b|memory pool of its own", "uses a memory pool of its own"),
-    ("uses:cudnn_benchmark", r"cudnn[. ]benchmark(?!\s*=?\s*(?:False|off))(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "cuDNN tries algorithms"),
+    ("uses:cudnn_benchmark", r"(?:falls|drops|fixed|solved|lower|goes away)\b.{0,30}cudnn[. ]benchmark\s*=\s*False|cudnn[. ]benchmark\s*=\s*False (?:fixes|helps|solves)|cudnn[. ]benchmark(?!\s*=?\s*(?:False|off))(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "cuDNN tries algorithms"),
     ("uses:offload", r"\boffload\w*|ZeRO-?infinity|\bpin_memory\b|\bpinned\b", "state is offloaded to the host"),
     ("uses:workers", r"\bworkers?\b|num_workers|\bDataLoader\b", "uses loader workers"),
     ("uses:hooks", r"\b(?:forward |backward )?hooks?\b|\bOpacus\b|\bcallback\b", "hooks of a library are involved"),
@@ -69,29 +69,29 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:cast_cache", r"cache_enabled|cached? (?:weight )?casts?", "autocast's cache is involved"),
     ("says:foreach", r"\bforeach\b|multi[-_ ]tensor", "multi-tensor optimizer kernels"),
     ("says:optimizer_kernel", r"\bfused\s*=|\bAdamW? step \d", "it happens in the arithmetic of the optimizer"),
-    ("says:logits", r"\blogits?\b|\bvocab\w*|\[B,\s*S,\s*V\]|cross[- _]?entropy", "the logits are involved"),
+    ("says:logits", r"\blogits?\b|\[B,\s*S,\s*V\]|(?:large|big|huge|\d{6}|[12]\d\dk)\W{0,3}(?:tokens? )?vocab\w*|vocab\w*(?: size)?\W{0,3}(?:of )?(?:\d{6}|[12]\d\dk)\b|\bin (?:F\.)?cross[- _]?entropy|(?:fp32|float32|full|unfused|non-fused)[- ]cross[- _]?entropy", "the logits are involved"),
     ("says:giant", r"one (?:temporary|tensor) the size|materiali[sz]es?\b|size of all gradients", "one tensor is as large as the model's gradients or logits"),
     ("says:no_sync", r"no_sync|set_requires_gradient_sync|gradient accumulation with|when accumulating", "gradients are accumulated without synchronisation"),
     ("says:buckets", r"gradient_as_bucket_view|\bbuckets?\b(?! by)", "DDP's buckets are involved"),
     ("says:duplicate", r"\bneeds? 2x|\btwice\b|\b2x model\b|\bscratch (?:fits|ok|training fits)|from scratch", "it fits from scratch, or state exists twice"),
-    ("says:varied_inputs", r"vari(?:able|ed|able-length)[ -]?(?:inputs?|length|size)|sorted (?:loader|batches|by)|short batches|sequence length (?:varies|differs)|different lengths", "inputs differ in length"),
+    ("says:varied_inputs", r"vari(?:able|ed|ous|ying) (?:\w+ )?(?:lengths|sizes|shapes)|vari(?:able|ed|able-length)[ -]?(?:inputs?|length|size)|sorted (?:loader|batches|by)|short batches|sequence length (?:varies|differs)|different lengths", "inputs differ in length"),
     ("says:longest", r"longest (?:sample|batch|sequence)|largest batch", "the largest batch is suspected"),
     ("says:low_share_allocated", r"reserved.{0,40}although allocated|allocated is (?:only )?\d|reserved\D{0,12}[\d.]+.{0,20}(?:vs|while|but) allocated", "reserved memory is far above allocated"),
     ("says:reserved_stays", r"reserved stays|reserved (?:remains|does not (?:fall|drop))|allocated (?:halves|falls|drops).{0,30}reserved", "reserved memory stays high while allocated falls"),
     ("says:record_stream", r"record_?stream|AVOID_RECORD_STREAMS", "blocks are recorded on another stream"),
-    ("says:on_gpu0", r"\bon (?:GPU|cuda|device)[ :]?0\b|\bcuda:0\b|\bfirst GPU\b|\brank[- ]?0 GPU|onto GPU 0|\bGPU 0 (?:is|has|holds|carries)", "the first GPU carries more than its share"),
+    ("says:on_gpu0", r"\bon (?:GPU|cuda|device)[ :]?0\b|\bcuda:0\b|\bfirst GPU\b|\brank[- ]?0 GPU|onto GPU 0|\bGPU 0 (?:is|has|shows|lists|holds|carries)", "the first GPU carries more than its share"),
     ("says:gpu0_heavy", r"GPU ?0 [\d/ ]+.{0,30}(?:less|fewer) on GPU ?1|same max batch with 1 or \d GPUs", "the first GPU is much fuller than the others"),
     ("says:only_multi", r"only (?:in|with|on) (?:multi|\d+ GPUs|several)", "only with several GPUs"),
     ("says:no_effect", r"saves? nothing|does not (?:reduce|lower|help|change)|(?:uses|needs) (?:the )?(?:same|as much|slightly more|more) memory|no (?:effect|help|difference)|although it is on|as much memory as|same memory as", "a fix changed nothing"),
     ("says:invisible_process", r"no visible process|\b0 processes\b|no process(?:es)? (?:shown|listed|visible)|outside torch|used by (?:someone|another)", "memory is held by nobody that can be seen"),
-    ("says:nccl_oom", r"NCCL (?:OOM|out of memory|error.{0,20}memory)", "NCCL found no memory"),
+    ("says:nccl_oom", r"NCCL\b.{0,40}\b(?:OOM\b|out of memory|error.{0,20}memory)", "NCCL found no memory"),
     ("says:masked", r"NVML_SUCCESS|INTERNAL ASSERT", "an internal assertion stands where the message should be"),
     ("says:library_init", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|cublasCreate|CUDNN_STATUS_\w+", "a library handle could not be made"),
     ("says:more_gpus_help", r"solved with more GPUs|fits? (?:on|with) (?:more|larger|bigger)", "more memory cures it"),
     ("says:allowed", r"\bGiB allowed\b|memory_fraction", "a limit on this process is set"),
     ("says:python_objects", r"(?:pure-?Python )?(?:list|dict\w*) of (?:\d\w* )?(?:custom )?(?:\w+ )?(?:objects?|strings?|items?)|copy[- ]on[- ](?:write|access)", "the data set is a Python list or dictionary"),
     ("says:per_epoch", r"per epoch|within one epoch|each epoch|every epoch", "it grows within an epoch"),
-    ("says:versions", r"\b(?:torch|pytorch|on torch|version)\s*\d+\.\d+|upgrade [\d.]+ ?->|\bregression\b", "it depends on a version"),
+    ("says:versions", r"\b(?:torch|pytorch|on torch|version)\s*\d+\.\d+|upgrade [\d.]+ ?->|\bregression\b|\bon \d+\.\d+(?:\.\d+)?\b.{0,12}\b(?:fine|ok|none|no leak|not)\b (?:on|in|with) \d+\.\d+", "it depends on a version"),
     ("says:objects", r"#? ?of tensors|\w+ objects accumulate|number of (?:tensors|objects)", "the number of objects grows"),
     ("says:only_system", r"\b(?:Ubuntu|Linux|Windows|macOS) only\b|only on (?:Ubuntu|Linux|Windows|macOS|A100|V100)", "only some systems show it"),
     ("says:fails", r"\bOOM\b|out of memory|fails?\b|dies\b", "it fails"),
@@ -104,12 +104,14 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:record_stream", r"limit_all_gathers|rate[- ]limit(?:er|ed|ing)\b|CPU (?:runs|thread runs|runs too far) ahead", "freed blocks wait for another stream"),
     ("says:spurious", r"(?:same|identical) (?:allocation|request|call|retry) (?:succeeds|works|passes)|spurious OOM|(?:succeeds|works) (?:on|after) (?:a )?retry", "the same request succeeds on retry"),
     ("says:invisible_process", r"\bzombie\b|\borphan(?:ed)?\b|\bdefunct\b|left-?over process|(?:used|held|occupied|taken) by (?:another|other|a different|someone)", "another process holds the memory"),
+    ("says:library_alloc", r"CU(?:BLAS|DNN|SOLVER|FFT)_(?:STATUS_)?ALLOC_FAILED", "a library found no memory for itself"),
+    ("says:cache_helps", r"empty_cache\S*(?: \w+){0,5} (?:helps|fixes|solves|works)\b|(?:fixed|solved) (?:by|with)(?: \w+){0,2} \S*empty_cache", "giving the cache back helps"),
     ("says:shm", r"/dev/shm|shared memory|shm[-_ ]size|\b[Bb]us error", "shared memory is involved"),
     ("uses:hooks", r"\bwandb\b|\btensorboard\b|\bprofiler\b|\blogger\b", "a logger or profiler is involved"),
     # -- names that only one part of a library has
     ("uses:fsdp", r"handle\.shard\(\)|\bFlatParam\w*|\bflat_param|summon_full_params|FULL_STATE_DICT|FullStateDictConfig|sync_module_states|\bFULL_SHARD\b|SHARD_GRAD_OP|cpu_ram_efficient_loading", "uses FSDP"),
     ("uses:deepspeed", r"gather_16bit_weights|save_16bit_model|offload_optimizer|DeepSpeedCPUAdam|\bds_config\b", "uses DeepSpeed"),
-    ("uses:checkpointing", r"use_reentrant|\b(?:non-)?reentrant\b|None of the inputs have requires_grad", "uses activation checkpointing"),
+    ("uses:checkpointing", r"checkpoint\w* (?:wraps|around|over) (?:the )?(?:whole|entire)|use_reentrant|\b(?:non-)?reentrant\b|None of the inputs have requires_grad", "uses activation checkpointing"),
     ("uses:offload", r"cpu_offload|DeepSpeedCPUAdam|\bcpu[_ ]adam\b", "state is offloaded to the host"),
     ("uses:cuda_graph", r"cudagraph\w*|cuda_graph\w*", "uses CUDA graphs"),
     ("uses:scheduler", r"OOMKilled|memory\.max\b|memory\.limit_in_bytes|\b(?:k8s |kubernetes )?(?<!TPU )pods? (?:was |is |gets? |has been )?(?:killed|evicted|limit|memory)|mem-per-cpu|(?:container|pod|job)(?:'s)? (?:memory )?limit", "a scheduler or container limits memory"),
@@ -119,14 +121,25 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("phase:load", r"low_cpu_mem_usage", "it happens while weights are loaded"),
     ("phase:eval", r"eval_accumulation_steps|validation_(?:step|epoch_end)|\bcompute_metrics\b", "it happens in evaluation"),
     ("phase:optimizer", r"\b_init_group\b|zeros_like\(p\b", "it happens in the optimizer step"),
-    ("op:init_state", r"\b_init_group\b|zeros_like\(p\b|(?:optimi[sz]er|Adam\w*)(?:'s)? state (?:is |was |gets )?(?:created|allocated|made|initiali[sz]ed)", "the optimizer makes its state"),
+    ("op:init_state", r"\b_init_group\b|\bexp_avg\w* (?:is|are|was|gets?) (?:created|allocated|made)|zeros_like\(p\b|(?:optimi[sz]er|Adam\w*)(?:'s)? state (?:is |was |gets )?(?:created|allocated|made|initiali[sz]ed)", "the optimizer makes its state"),
     ("says:map_location", r"map_location(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "where a checkpoint is loaded to matters"),
     ("says:whole_model", r"_move_model_to_device|mov(?:es?|ing) (?:the )?(?:whole|full|entire) (?:\S+ )?(?:model )?(?:to|on)|(?:whole|full|entire) (?:\w+ )?model (?:is |was |gets )?(?:moved|placed|put|loaded) (?:to|onto|on) (?:each|every)", "the whole model is moved to the card"),
     ("says:on_gpu0", r"(?:missing|without|fixed by|fixed with|solved by|forgot\w*|after adding|needs?|not calling) (?:to call )?(?:torch\.cuda\.)?set_device|set_device\S* (?:was |is )?(?:missing|fixes|fixed|helps|helped|solves|solved|not called)", "the first GPU carries more than its share"),
     ("says:no_sync", r"(?<!no )\bunsharded grad\w*|gradients? (?:stay|remain|are kept|are) unsharded", "gradients wait without synchronisation, unsharded"),
-    ("says:one_unit", r"\b(?:no|without|missing|lacks?) (?:an? )?(?:nested|auto)[-_ ]?wrap\w*|auto_wrap_policy\s*(?:=|is|was)\s*(?:None|not set|missing)|\b(?:one|a single|single) (?:big |large |huge )?FSDP (?:unit|module|instance|wrapper)|only (?:the )?(?:root|outermost|top-level|whole)(?: model| module)? (?:is |was )?wrapped|wraps? only the (?:root|outermost|whole|entire)", "one sharding unit holds the whole model"),
+    ("says:one_unit", r"\b(?:no|without|missing|lacks?) (?:an? )?(?:nested|auto)[-_ ]?wrap\w*|auto_wrap_policy\s*(?:=|is|was)\s*(?:None|not set|missing)|\b(?:one|a single|single) (?:big |large |huge )?FSDP (?:unit|module|instance|wrapper)|only (?:the )?(?:root|outermost|top-level|whole)(?: model| module)? (?:is |was )?wrapped|wrap(?:s|ped)? only the (?:root|outermost|whole|entire)|reshard_after_forward\s*=\s*False|\bNO_SHARD\b", "one sharding unit holds the whole model, or units stay gathered"),
     ("says:keeps_graph", r"(?:fixed by|fixed with|solved by|helps to use|after adding|instead use|missing) (?:loss)?\.item\(\)|\.item\(\) (?:fixes|fixed|helps|helped|solves|solved)", "tensors are kept with their graph"),
     ("says:keeps_outputs", r"\b512[- ]?(?:B|bytes?)\b.{0,25}\b(?:each\b|per (?:tensor|scalar|value|step|update))|scalars? (?:tensors? )?(?:are |is )?(?:kept|stored|appended|collected)", "small results are kept, each in a block of its own"),
+    ("says:keeps_graph", r"\.append\(\s*\w*loss\w*\s*\)|\w*loss\w*\s*\+=\s*\w*loss\b(?!\w*\.(?:item|detach))|loss(?:es)? (?:is |are )?kept as (?:a )?tensors?|\.?detach\(\) (?:solves|solved|fixes|fixed|helps|helped)", "tensors are kept with their graph"),
+    ("says:keeps_outputs", r"\b(?:preds?|predictions|outputs|results)\s+(?:pile up|accumulate|stay|remain)\b", "results of every step are kept"),
+    ("says:packing_helps", r"(?:max_split_size(?:_mb)?|expandable[_ ]segments|garbage_collection_threshold)\S*\s+(?:fixes|fixed|helps|helped|solves|solved|cures|works)\b|(?<!not )(?:fixed|solved|cured|gone|works|fits|trains) (?:by|with|after|once|when) (?:setting )?\S*(?:max_split_size|expandable[_ ]segments)", "an allocator setting cures it"),
+    ("says:whole_model", r"FSDP\(\s*model\.(?:cuda|to)\(|(?:to\(\w*\)|cuda\(\)|moved|built|materiali[sz]ed)(?: \w+){0,5} before (?:FSDP|fully_shard|shard\w*|wrap\w*)", "the whole model is made before it is sharded"),
+    ("phase:init", r"FSDP\(\s*model\.(?:cuda|to)\(|(?:to\(\w*\)|cuda\(\)|moved|built|materiali[sz]ed)(?: \w+){0,5} before (?:FSDP|fully_shard|shard\w*|wrap\w*)", "the whole model is made before it is sharded"),
+    ("phase:load", r"\btorch\.load\b|\b(?:each|every|all)(?: \w+)? loads? (?:[\d.]+ ?[GT]i?B|the|its|a)\b", "it happens while weights are loaded"),
+    ("says:no_effect", r"checkpoint\w* (?:wraps|around|over) (?:the )?(?:whole|entire) (?:model|network|forward)|hint (?:still |again )?(?:suggests|says|recommends)|(?:\bset|\bon|enabled),? (?:but|and) still (?:OOMs?|fails)", "a fix changed nothing"),
+    ("says:python_objects", r"\blists? of (?:tuples|dicts|dictionaries|(?:file ?)?(?:paths|names)|captions|annotations|records|sentences)\b", "the data set is a Python list"),
+    ("says:host", r"\boom[-_ ]kill\w*", "host memory is meant"),
+    ("says:pagefile", r"(?:[Ii]ncreas\w+|[Rr]aising|larger|more) (?:the )?(?:virtual memory|commit limit)", "the paging file matters"),
+    ("says:invisible_process", r"\b(?:of|by|from) (?:a |another )?(?:colleague|coworker|someone else|other users?)\b|colleague's (?:job|process)", "another process holds the memory"),
     ("says:retry", r"\bsecond (?:run|call|attempt|try)\b.{0,15}\b(?:at )?(?:iter(?:ation)?|step|batch) ?[01]\b|\b(?:second|next) (?:run|call|attempt) (?:OOMs|fails|dies) (?:at once|immediately|right away|earlier)|\blast_traceback\b|\bexc_info\b|traceback (?:holds|keeps|references)", "it fails at once in the run after"),
     ("says:invisible_process", r"(?:nvidia-smi|GPU|card)\b.{0,30}(?<!no )(?<!not )\b(?:other|another|different|foreign|unknown|stale) (?:pids?|process(?:es)?|jobs?)\b|(?<!no )\b(?:other|another|stale|foreign) (?:pids?|process(?:es)?|job|user'?s? (?:job|process)) (?:holds?|uses|has|takes|occupies|owns|was (?:holding|using))", "another process holds the memory"),
     ("says:default_pool", r"\bdefault (?:caching )?(?:allocator|(?:memory )?pool) (?:passes|works|succeeds|fits|is (?:fine|ok))|(?:passes|works|fits|succeeds) (?:with|in|on|under|from) the default (?:caching )?(?:allocator|(?:memory )?pool)", "the default pool serves it"),
@@ -155,6 +168,7 @@ _DENIED = re.compile(
     rf"(?P<works>\b{_WORKS}[, ]+)?\b(?:no|not|without|isn't|don't)(?: using| use| with| in)?(?: any| nn\.| torch\.)?\s*$",
     re.IGNORECASE,
 )
+_OFF = re.compile(r"\s*(?:is|was|are|were)?\s*(?:disabled|off|turned off|skipped)\b", re.IGNORECASE)
 _WORKS_THEN = re.compile(rf"^[^.;]{{0,20}}\b(?:{_WORKS}|no (?:leak|growth|OOM|problem))\b", re.IGNORECASE)
 
 
@@ -163,8 +177,10 @@ def _is_denied(name: str, text: str, match: re.Match[str]) -> bool:
 
     "Works without DDP" is no denial: what fails does use it.
     """
-    if not name.startswith("uses:"):
+    if not name.startswith(("uses:", "phase:")):
         return False
+    if _OFF.match(text[match.end() :]):
+        return True
     before = _DENIED.search(text[max(0, match.start() - 40) : match.start()])
     return before is not None and not before["works"] and not _WORKS_THEN.search(text[match.end() :])
 

@@ -151,8 +151,10 @@ def _state_lazy(e: Evidence) -> Answer:
         if e.oom is None and e.signal("says:second") is not None and e.phase is None:
             return _by_second_iteration(e)
         made = e.signal("op:init_state")
-        if made is not None and made.source == "words" and e.phase in (None, "optimizer"):
-            return Finding(0.6, _STATE_LAZY, (t.heard(made),), (t.PHASE, t.NUMBERS))
+        first = e.signal("says:first") if e.phase == "optimizer" and e.oom is None else None
+        told = made if made is not None and e.phase in (None, "optimizer") else first
+        if told is not None and told.source == "words" and e.signal("says:foreach") is None:
+            return Finding(0.6, _STATE_LAZY, (t.heard(told),), (t.PHASE, t.NUMBERS))
         return Excluded((Fact("nothing ran out of memory", "run"),))
     excluded = t.not_this_memory(e) or _enough_packing(e)
     if excluded is not None:
@@ -255,6 +257,14 @@ def _static(e: Evidence) -> Answer:
 
 def _longest(e: Evidence) -> Answer:
     if not e.failed:
+        longest = e.signal("says:longest")
+        if longest is not None and e.phase in (None, *t.IN_STEP) and e.signal("says:growing") is None:
+            return Finding(
+                0.56,
+                "The longest batch decides what the job needs.",
+                (t.heard(longest),),
+                (t.SERIES, t.NUMBERS),
+            )
         return Excluded((Fact("nothing ran out of memory", "run"),))
     excluded = t.not_this_memory(e) or _enough_packing(e)
     if excluded is not None:

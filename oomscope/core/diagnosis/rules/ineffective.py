@@ -50,7 +50,9 @@ def _fix(e: Evidence) -> Answer:
         return Undecided((t.MODEL,))
     key = {"uses:checkpointing": "ckpt", "uses:autocast": "amp-bf16"}.get(named.name, "expandable")
     # With the numbers of a failure at hand, those decide what failed; that a hint did not help is a remark.
-    return Finding(0.4 if measured else 0.76, _WHY[key], (t.heard(said), t.heard(named)), (t.MODEL,))
+    # An allocator setting that does not help leaves the cause open.
+    alone = 0.45 if key == "expandable" and "help" in said.text else 0.76
+    return Finding(0.4 if measured else alone, _WHY[key], (t.heard(said), t.heard(named)), (t.MODEL,))
 
 
 def _shard(e: Evidence) -> Answer:
@@ -61,8 +63,8 @@ def _shard(e: Evidence) -> Answer:
             return Undecided((t.MODEL,))
         return Finding(
             0.72,
-            "Sharding gathers one unit at a time. With one unit around the whole model all of it is gathered at "
-            "once: wrap each block.",
+            "Sharding saves what is not gathered at the moment. With one unit around the whole model, or with units "
+            "that stay gathered, all of it is there at once: wrap each block, and free it after its forward.",
             t.facts(t.heard(unit), t.request_fact(e) if e.requested else None),
             (t.MODEL, t.SNAPSHOT),
         )

@@ -175,7 +175,7 @@ def _exception_holds(e: Evidence) -> Answer:
             ),
             where=lint.where if lint else None,
         )
-    if said is not None and e.signal("uses:workers") is None:
+    if said is not None and e.signal("uses:workers", "says:spurious") is None:
         return Finding(
             0.72,
             "The exception of the first failure keeps the frames of the failed step, and so their tensors, alive.",

@@ -117,7 +117,7 @@ def _lib_starved(e: Evidence) -> Answer:
         assert e.message is not None  # kind comes from it
         return Finding(0.78, text, (Fact(e.message.text, "message"),), (_TORCH_KEEPS, t.PROCESSES))
     said = e.signal("says:library_init")
-    helped = e.signal("says:more_gpus_help")
+    helped = e.signal("says:more_gpus_help", "says:cache_helps", "says:library_alloc")
     if kind in ("cublas_maybe_oom", "cudnn_maybe_oom") or said is not None:
         if e.arithmetic is not None and e.arithmetic.tags:
             return Undecided((_TORCH_KEEPS,))

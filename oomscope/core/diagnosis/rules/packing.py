@@ -152,6 +152,14 @@ def _by_numbers(e: Evidence) -> Answer:
 
 
 def _by_words(e: Evidence) -> Answer:
+    cured = e.signal("says:packing_helps")
+    if cured is not None and e.phase not in ("save", "resume", "load", "init"):
+        return Finding(
+            0.65,
+            "An allocator setting cures it: the memory was there, in pieces.",
+            (t.heard(cured),),
+            (_REPLAY,),
+        )
     low = e.signal("says:low_share_allocated")
     if low is not None and e.phase not in ("save", "resume", "load", "init"):
         shapes = e.signal("says:varied_inputs", "uses:dynamic_shapes")
