@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from oomscope.views.frame import Frame
 
 
+#: A multiplexer takes up to a tenth of a second to settle after a change of size.
+_REPAINT_S = 0.3
+
+
 class BaseScreen(Screen[None]):
     """Title line, alert line, the screen's own content, footer.
 
@@ -136,6 +140,8 @@ class BaseScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         columns, rows = MINIMUM
         self.set_class(event.size.width < columns or event.size.height < rows, "-too-small")
+        # A terminal may clear itself after it has told us its new size: paint once more when it has come to rest.
+        self.set_timer(_REPAINT_S, self.refresh)
 
     def action_back(self) -> None:
         self.host.action_go("live")
