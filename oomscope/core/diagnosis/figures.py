@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_NUMBER = r"\d+(?:\.\d+)?"
+_NUMBER = r"(?<![\d.])\d{1,9}(?:\.\d{1,6})?"
 _UNIT = r"(?:[KMGT]i?B|bytes)"
 _CHAIN = re.compile(
     rf"(?<![\w.])(?P<chain>{_NUMBER}(?: ?{_UNIT})?(?:\s*(?:->|→|=>)\s*{_NUMBER}(?: ?{_UNIT})?)+)\s*(?P<what>[A-Za-z]+)?"

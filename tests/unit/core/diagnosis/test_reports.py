@@ -21,7 +21,10 @@ def test_reports_are_decided_and_none_is_confidently_wrong(cases, capsys):
 
 
 def test_facts_alone_are_never_confidently_wrong(cases, capsys):
-    assert BENCHMARK.judge(cases("reports.jsonl"), everything=False, details=False)["confidently wrong"] == 0
+    counts = BENCHMARK.judge(cases("reports.jsonl"), everything=False, details=False)
+    assert counts["confidently wrong"] == 0
+    assert counts["wrong"] <= 5
+    assert counts["right"] >= 0.45 * sum(counts[k] for k in ("right", "secondary", "wrong", "unknown"))
 
 
 def test_a_report_of_ones_own(capsys):

@@ -1,6 +1,8 @@
 # ruff: noqa: E501  # texts and tables
 """What people state besides the numbers: each form leads to its cause, and what only looks like it does not."""
 
+import time
+
 import pytest
 
 from oomscope.core.diagnosis import Evidence, diagnose
@@ -210,6 +212,15 @@ def test_denials_shapes_and_rates(text, name, expected):
 )
 def test_figures(text, expected):
     assert {name for name, _ in from_figures(text)} == expected
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "1", "1 -> ", "loss ", "with 1 ", " x 8", "no ", "(", "1.", "\n", "GPU 0 "]
+)
+def test_long_texts_take_no_long_time(unit):
+    start = time.process_time()
+    from_words(unit * (4000 // len(unit)))
+    assert time.process_time() - start < 2
 
 
 FULL = {"tried": 1, "capacity": 40, "free": 0.2, "allocated": 38, "reserved": 38.5}
