@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from oomscope.errors import FixError, PatchDoesNotApply, SessionError
+from oomscope.errors import FixError, InputError, PatchDoesNotApply, SessionError
 
 if TYPE_CHECKING:
     from oomscope.launch.patches import PatchSet
@@ -51,15 +53,14 @@ def fix(session: str, **options: Any) -> int:
     if options["take_back"]:
         return _undo(found)
     attempt = _attempt(found, options["number"])
+    only = _known(_ids(options["only"]))
     if options["adopt"]:
         return _adopt(found, attempt, _ids(options["adopt"]), options)
     if options["write_patch"] or options["plan_path"]:
         raise FixError(
             "--write-patch and --plan need --apply", hint="for example --apply ckpt --write-patch fix.diff"
         )
-    fixes = _fixes(
-        found, attempt, again=options["again"], only=_ids(options["only"]), quiet=options["as_json"]
-    )
+    fixes = _fixes(found, attempt, again=options["again"], only=only, quiet=options["as_json"])
     if options["as_json"]:
         click.echo(json.dumps(fixes, indent=1, ensure_ascii=False))
     else:
@@ -71,6 +72,15 @@ def fix(session: str, **options: Any) -> int:
 
 def _ids(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _known(ids: tuple[str, ...]) -> tuple[str, ...]:
+    """`ids` when each names a fix of ours or of a plugin; FixError otherwise."""
+    from oomscope.launch.predict_catalogue import find
+
+    for each in ids:
+        find(each)
+    return ids
 
 
 def _attempt(session: Session, number: int | None) -> Attempt:
@@ -127,14 +137,16 @@ def _adopt(session: Session, attempt: Attempt, ids: tuple[str, ...], options: di
     if options["plan_path"]:
         from oomscope.launch.plan_file import write_plan
 
-        write_plan(Path(options["plan_path"]), ids)
+        with _writing(options["plan_path"]):
+            write_plan(Path(options["plan_path"]), ids)
         click.echo(
             f"wrote {options['plan_path']}; oomscope run --plan {options['plan_path']} applies it", err=True
         )
         return 0
     patches, settings = _patches(session, attempt, ids)
     if options["write_patch"]:
-        Path(options["write_patch"]).write_text(patches.diff, encoding="utf-8", newline="")
+        with _writing(options["write_patch"]):
+            Path(options["write_patch"]).write_text(patches.diff, encoding="utf-8", newline="")
         click.echo(
             f"wrote {options['write_patch']}; in {patches.root}: git apply {options['write_patch']}", err=True
         )
@@ -152,6 +164,17 @@ def _adopt(session: Session, attempt: Attempt, ids: tuple[str, ...], options: di
         how = " ".join(words) or "no source patch; keep it in a plan file: --plan oomscope.toml"
         click.echo(f"{fix_id}: {how}", err=True)
     return 0
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """Say in one sentence that a file of the user's choice cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
+        ) from error
 
 
 def _patches(session: Session, attempt: Attempt, ids: tuple[str, ...]) -> tuple[PatchSet, list[str]]:

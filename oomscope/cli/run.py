@@ -264,21 +264,15 @@ def _ids(text: str | None) -> tuple[str, ...]:
     """Fix ids of `--apply a,b`.
 
     Raises:
-        UsageError: an unknown id; the nearest one is named.
+        FixError: an id that neither oomscope nor a plugin knows; the nearest one is named.
     """
     if not text:
         return ()
-    from oomscope.core.fixes import CATALOGUE
+    from oomscope.launch.predict_catalogue import find
 
-    known = [fix.id for fix in CATALOGUE]
     ids = tuple(part.strip() for part in text.split(",") if part.strip())
     for each in ids:
-        if each not in known:
-            near = get_close_matches(each, known, n=1)
-            raise UsageError(
-                f"no fix {each!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"fixes: {', '.join(known)}",
-            )
+        find(each)
     return ids
 
 

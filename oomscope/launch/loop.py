@@ -121,7 +121,21 @@ class Loop:
         self._started = time.monotonic()
 
     def run(self) -> LoopOutcome:
-        """Run attempts until one survives, nothing more can be done, or the user has had enough."""
+        """Run attempts until one survives, nothing more can be done, or the user has had enough.
+
+        Raises:
+            KeyboardInterrupt: before any attempt has ended; later, the outcome is that of the last attempt.
+        """
+        try:
+            self._run_attempts()
+        except KeyboardInterrupt:
+            if not self.outcome.attempts:
+                raise
+            self._say(f"interrupted: oomscope fix {self.session.id} --predict takes it up again")
+        self.session.set_state(self._final_state())
+        return self.outcome
+
+    def _run_attempts(self) -> None:
         fixes: tuple[str, ...] = tuple(self.request.initial)
         previous: Attempt | None = None
         while True:
@@ -135,8 +149,6 @@ class Loop:
             if not chosen:
                 break
             previous, fixes = attempt, chosen
-        self.session.set_state(self._final_state())
-        return self.outcome
 
     def _attempt(self, fixes: tuple[str, ...], previous: Attempt | None) -> tuple[Attempt, JobResult]:
         spec, changes = self._spec(fixes, previous)

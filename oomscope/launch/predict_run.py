@@ -18,7 +18,7 @@ from typing import Any
 
 from oomscope.core.fixes.requests import read_requests
 from oomscope.errors import OomscopeError
-from oomscope.launch.job import JobResult, JobSpec, run_job
+from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
 from oomscope.launch.patches import SOURCE_DIR
 from oomscope.launch.predict_facts import Record, records_of_rank
 from oomscope.launch.predict_patches import staged_command
@@ -96,16 +96,26 @@ class PredictionRuns:
         self._progress = progress
         self._known: dict[str, RawRun] = {}
         self._lock = threading.Lock()
+        self._control = JobControl()
 
     def run_all(self, trials: Mapping[str, Trial], steps: int) -> dict[str, RawRun]:
-        """Run every trial (name -> what is tried) for `steps` optimizer steps, two at a time."""
+        """Run every trial (name -> what is tried) for `steps` optimizer steps, two at a time.
+
+        Raises:
+            KeyboardInterrupt: the user has had enough; what still ran was killed.
+        """
         results: dict[str, RawRun] = {}
         with ThreadPoolExecutor(max_workers=PARALLEL) as pool:
             futures = {pool.submit(self.run, name, trial, steps): name for name, trial in trials.items()}
-            for future in as_completed(futures):
-                name = futures[future]
-                results[name] = future.result()
-                self._progress(name)
+            try:
+                for future in as_completed(futures):
+                    name = futures[future]
+                    results[name] = future.result()
+                    self._progress(name)
+            except KeyboardInterrupt:
+                self._control.kill("Ctrl-C")
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return results
 
     def run(self, name: str, trial: Trial, steps: int) -> RawRun:
@@ -140,9 +150,11 @@ class PredictionRuns:
                 detail=False,
                 capacity_bytes=UNLIMITED_BYTES,
             )
-            result = run_job(spec, session=self.session, timeout_s=timeout_s)
+            result = run_job(spec, session=self.session, timeout_s=timeout_s, control=self._control)
         except OomscopeError as error:
             return RawRun(failed=error.message)
+        if self._control.level:  # a signal that came while a run of ours was waited for
+            raise KeyboardInterrupt
         return read_run(folder.path, result)
 
 

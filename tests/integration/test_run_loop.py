@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -162,7 +163,7 @@ BAD_INPUT = {
     "unknown card": (["run", "--device", "sim:a100-41g", "samples/healthy_gpt.py"], "a100-40g"),
     "not simulated": (["run", "--device", "cuda:0", "samples/healthy_gpt.py"], "sim:a100-40g"),
     "no script": (["run", "--steps", "3"], "no script to run"),
-    "unknown fix": (["run", "--apply", "ckp", "samples/healthy_gpt.py"], "'ckpt'"),
+    "unknown fix": (["run", "--apply", "ckp", "samples/healthy_gpt.py"], "did you mean ckpt?"),
     "bad budget": (["run", "--budget", "soon", "samples/healthy_gpt.py"], "--budget 20m"),
     "bad ranks": (["run", "--ranks", "a", "samples/healthy_gpt.py"], "--ranks 0,7"),
     "bad steps": (["run", "--steps", "0", "samples/healthy_gpt.py"], "--steps"),
@@ -267,3 +268,40 @@ def test_a_run_with_nothing_to_see_says_so(body: str, said: str, tmp_path: Path)
     done = oomscope("run", str(script), home=tmp_path)
     assert done.returncode == 0
     assert said in done.stderr
+
+
+TOO_BIG = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(8)))
+model = model.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(80_000, 512, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_ctrl_c_ends_the_predictions_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    script = tmp_path / "too_big.py"
+    script.write_text(TOO_BIG)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oomscope", "run", "--auto", "--device", "sim:2GiB", str(script)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "OOMSCOPE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        text=True,
+    )
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "predicting" in line and "interrupted" not in line:
+            process.send_signal(signal.SIGINT)
+            break
+    said += process.communicate(timeout=100)[1].splitlines(keepends=True)
+    text = "".join(said)
+    assert process.returncode == 1
+    assert "interrupted" in text
+    assert "attempt 2" not in text
+    assert "session" in text

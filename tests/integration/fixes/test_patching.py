@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from oomscope.cli.fix import fix
-from oomscope.errors import FixError, PatchDoesNotApply
+from oomscope.errors import FixError, InputError, PatchDoesNotApply
 from oomscope.launch.patches import apply_in_place, make_patches, replace_file, script_of, stage, undo
 from oomscope.launch.plan_file import read_plan
 from oomscope.store.files import write_json
@@ -192,3 +192,18 @@ def test_latin_1_and_windows_line_ends_survive(tmp_path):
     patches = make_patches(["zero-none"], script, tmp_path, {})
     assert patches.files[0].after == content.replace(b"set_to_none=False", b"")
     assert Path(patches.files[0].path) == script
+
+
+@pytest.mark.parametrize("option", ["--write-patch", "--plan"])
+def test_a_file_that_cannot_be_written_is_said(project, option):
+    _, session, _ = project
+    words = [str(session.path), "--apply", "ckpt", option, "/nowhere/at/all"]
+    with pytest.raises(InputError, match="cannot write /nowhere/at/all"):
+        CliRunner().invoke(fix, words, catch_exceptions=False)
+
+
+def test_an_unknown_fix_is_not_passed_over(project):
+    _, session, _ = project
+    with pytest.raises(FixError, match="ckp") as caught:
+        CliRunner().invoke(fix, [str(session.path), "--predict", "--only", "ckp"], catch_exceptions=False)
+    assert "ckpt" in caught.value.hint

@@ -241,3 +241,16 @@ def test_a_request_survives_json(tmp_path: Path) -> None:
 
     request = RunRequest(command=("a", "b"), cwd="/", ranks=(0, 7), chosen=("ckpt",), budget_s=3.0)
     assert RunRequest.from_json(json.loads(json.dumps(dataclasses.asdict(request)))) == request
+
+
+def test_an_interrupted_analysis_keeps_what_the_job_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stage, "predict", interrupted)
+    _, loop, events = play(tmp_path, monkeypatch, [True], take_best=True)
+    assert (loop.outcome.exit_code, loop.outcome.oom) == (1, True)
+    assert loop.session.state()["state"] == "oom"
+    assert "interrupted" in notes(events)
