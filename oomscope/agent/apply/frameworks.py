@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from typing import Any
 
@@ -24,19 +23,19 @@ def install_hf_arguments(runtime: Runtime, options: dict[str, Any]) -> None:
 
     def patch(module: Any) -> None:
         cls = module.TrainingArguments
-        original = cls.__init__
-        signature = inspect.signature(original)
+        # Subclasses (Seq2SeqTrainingArguments, SFTConfig) are dataclasses with an __init__ of their own, which ends in
+        # __post_init__: there all fields stand as the script gave them, and none was looked at yet.
+        original = cls.__post_init__
 
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            changes = _hf_changes(dict(bound.arguments), options)
+        def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            changes = _hf_changes(vars(self), options)
             told = ", ".join(f"{name}={value}" for name, value in changes.items())
             runtime.report(fix, APPLIED if changes else REFUSED, told or "already active")
-            original(self, *args, **{**kwargs, **changes})
+            vars(self).update(changes)
+            original(self, *args, **kwargs)
 
-        runtime.patches.attr(cls, "__init__", __init__)
+        runtime.patches.attr(cls, "__post_init__", __post_init__)
 
     runtime.imports.when("transformers.training_args", patch)
     runtime.patches.call(runtime.imports.remove)

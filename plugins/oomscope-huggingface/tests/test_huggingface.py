@@ -1,3 +1,4 @@
+import importlib
 import sys
 from pathlib import Path
 
@@ -15,16 +16,29 @@ BY_ID = {fix.id: fix for fix in FIXES}
 JOB = JobFacts(frameworks=frozenset({"transformers", "accelerate"}), world_size=2, compute_capability=(8, 0))
 
 STAND_IN = """
+import dataclasses
+
+@dataclasses.dataclass
 class TrainingArguments:
-    def __init__(self, output_dir="o", per_device_train_batch_size=8, gradient_accumulation_steps=1, bf16=False,
-                 gradient_checkpointing=False, optim="adamw_torch"):
-        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
+    output_dir: str = "o"
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    optim: str = "adamw_torch"
+
+    def __post_init__(self):
+        self.total = self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+@dataclasses.dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    predict_with_generate: bool = False
 """
 
 
 @pytest.fixture
 def transformers(tmp_path, monkeypatch):
-    """A stand-in with the signature of the real class: what is tested is the hook, not the library."""
+    """A stand-in with the form of the real class: what is tested is the hook, not the library."""
     package = tmp_path / "transformers"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -37,15 +51,14 @@ def transformers(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def made(fix_id, **arguments):
+def made(fix_id, kind="TrainingArguments", **arguments):
     records = []
     plan = BY_ID[fix_id].plan(JOB)
     fixes = [{"id": name, "options": dict(options)} for name, options in plan.runtime.items()]
     runtime = apply({"fixes": fixes}, records.append)
     try:
-        from transformers.training_args import TrainingArguments
-
-        return TrainingArguments(**arguments), records
+        module = importlib.import_module("transformers.training_args")
+        return getattr(module, kind)(**arguments), records
     finally:
         runtime.undo()
 
@@ -58,6 +71,13 @@ def test_arguments_are_changed_where_the_script_makes_them(transformers):
     from transformers.training_args import TrainingArguments
 
     assert TrainingArguments().bf16 is False, "undone"
+
+
+def test_a_subclass_with_an_init_of_its_own_is_changed_too(transformers):
+    args, records = made("hf-checkpointing", "Seq2SeqTrainingArguments", predict_with_generate=True)
+    assert args.gradient_checkpointing is True
+    assert args.predict_with_generate is True
+    assert records[-1]["state"] == "applied"
 
 
 def test_the_number_of_samples_in_a_step_stays(transformers):

@@ -1,0 +1,44 @@
+"""A fix in the real Trainer, on the CPU.
+
+Needs an interpreter with lightning or pytorch_lightning: this one, or the one that OOMSCOPE_FRAMEWORKS_PYTHON names.
+The FSDP strategy needs GPUs and is not tried here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PYTHON = os.environ.get("OOMSCOPE_FRAMEWORKS_PYTHON", sys.executable)
+_FIND = (
+    "import importlib.util as u, sys; sys.exit(not any(map(u.find_spec, ('lightning', 'pytorch_lightning'))))"
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+
+def train(*words: str) -> dict:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])
+    done = subprocess.run(
+        [PYTHON, str(HERE / "real_lightning.py"), *words],
+        capture_output=True, text=True, check=False, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_bfloat16_is_on_and_the_losses_are_close():
+    if subprocess.run([PYTHON, "-c", _FIND], check=False).returncode:
+        pytest.skip("no lightning (OOMSCOPE_FRAMEWORKS_PYTHON can name an interpreter that has it)")
+    plain, fixed = train(), train("lightning-bf16")
+    assert plain["types"] == ["torch.float32"]
+    assert fixed["types"] == ["torch.bfloat16"]
+    assert fixed["precision"] == "bf16-mixed"
+    assert fixed["records"][-1]["state"] == "applied"
+    assert len(plain["losses"]) == 4
+    assert fixed["losses"] == pytest.approx(plain["losses"], rel=0.02)
