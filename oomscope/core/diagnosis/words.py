@@ -16,6 +16,15 @@ from oomscope.core.diagnosis.figures import from_figures
 
 STRENGTH = 0.6
 
+_CURES = (
+    r"(?:fixes|fixed|helps|helped|solves|solved|is missing|was missing|(?:is |was )?not (?:set|given|passed))"
+)
+_MAP = (
+    r"(?:without|missing|no|forgot\w*|fixed by|fixed with|solved by|solved with|after adding|lacks?) (?:a |the )?map_location"
+    rf"|map_location\S* {_CURES}\b"
+)
+"""A checkpoint's place matters where map_location is missed or cures; that it is given says nothing."""
+
 #: name, pattern, what it says. Several patterns may give one name.
 _WORDS: tuple[tuple[str, str, str], ...] = (
     # -- course over time
@@ -32,7 +41,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("says:start_peak", r"\bat (?:the )?start\b.{0,40}\b(?:later|steady|then|afterwards)\b", "it needs more at the start than later"),
     # -- where
     ("says:host", r"\b(?:CPU|host|system) (?:memory|RAM|OOM)\b|\bRAM\b(?! on)|\bswap\b|signal[ -]*9\b|\bSIGKILL\b|worker.{0,20}killed|\bKilled\b", "host memory is meant"),
-    ("phase:save", r"\bsav(?:e|es|ing)\b(?! (?:memory|nothing|any|only|\d))(?!s? nothing)|checkpoint(?:s)? (?:is|was|are) (?:written|saved)\b(?! every| each| once)|\bsave_(?:model|checkpoint|pretrained)\b|\brank0_only\b|\bstate[_ ]dict\b(?<!load_state_dict)|ModelCheckpoint|full state dict|Failed to clone\(\)|clone\(\) (?:OOM )?warnings?", "it happens while saving"),
+    ("phase:save", r"\bsav(?:e|es|ing)\b(?! (?:a|the) \w+ (?:at the end|every|each|once))(?! (?:memory|nothing|any|only|\d))(?!s? nothing)|checkpoint(?:s)? (?:is|was|are) (?:written|saved)\b(?! every| each| once)|\bsave_(?:model|checkpoint|pretrained)\b|\brank0_only\b|\bstate[_ ]dict\b(?<!load_state_dict)|ModelCheckpoint|full state dict|Failed to clone\(\)|clone\(\) (?:OOM )?warnings?", "it happens while saving"),
     ("phase:resume", r"\bresum\w+|\brestor\w+|load_state_dict|load(?:s|ing|ed)? (?:the |a )?(?:optimizer|checkpoint|ckpt)|optimizer\.pt\b", "it happens while resuming or loading a checkpoint"),
     ("phase:eval", r"\bevaluat\w+|\bvalidation\b|\bvalidat(?:e|ing)\b|\beval\b|\bgenerate\(|\binference\b|\bno_grad\b", "it happens in evaluation"),
     ("phase:optimizer", r"\boptimi[sz]er\.step\b|\bAdam\w* step\b|(?:in|during|at) (?:the )?optimi[sz]er(?:'s)? step", "it happens in the optimizer step"),
@@ -44,7 +53,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:deepspeed", r"\bdeepspeed\b", "uses DeepSpeed"),
     ("uses:ddp", r"\bDDP\b|DistributedDataParallel|torch\.distributed\.launch|\bddp\b", "uses DDP"),
     ("uses:dataparallel", r"(?<!Distributed)(?<!distributed)\bDataParallel\b", "uses nn.DataParallel"),
-    ("uses:ranks", r"\branks?\b|\btorchrun\b|\bmulti-?GPU\b|\b\d+\s*(?:procs|processes|GPUs|ranks|nodes)\b|\b\d{1,3}\s?x\s?(?:(?:RTX|GTX|Tesla|NVIDIA) ?)?(?:[AHBVPLTK]\d+\w*|MI\d+\w*|(?:10|16|20|30|40|50)\d0\w*|\d{2,3} ?Gi?B)\b|\b\w*\d[MB]\s+x\s+\d{1,2}\b|\blocal_rank\b|\bset_device\b|torch\.distributed\.launch|\bevery process\b|\bDDP\b", "several processes"),
+    ("uses:ranks", r"\branks?\b|\btorchrun\b|\bmulti-?GPU\b|\b\d+\s*(?:procs|processes|GPUs|ranks|nodes)\b|\b[2-9]-GPU\b|\b\d{1,3}\s?x\s?(?:(?:RTX|GTX|Tesla|NVIDIA) ?)?(?:[AHBVPLTK]\d+\w*|MI\d+\w*|(?:10|16|20|30|40|50)\d0\w*|\d{2,3} ?Gi?B)\b|\b\w*\d[MB]\s+x\s+\d{1,2}\b|\blocal_rank\b|\bset_device\b|torch\.distributed\.launch|\bevery process\b|\bDDP\b", "several processes"),
     ("uses:autocast", r"\bautocast\b|\bAMP\b|--amp\b|mixed precision", "uses autocast"),
     ("uses:checkpointing", r"(?:gradient|activation|reentrant|non-reentrant|native) checkpoint\w*|checkpoint_wrapper|checkpointing", "uses activation checkpointing"),
     ("uses:expandable", r"expandable[_ ]segments|max_split_size", "allocator settings are in use"),
@@ -52,7 +61,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:compile", r"\btorch\.compile\b|\bwith compile\b|\binductor\b|\bdynamo\b", "uses torch.compile"),
     ("uses:cuda_graph", r"CUDA[ -]?graphs?\b|reduce-overhead|max-autotune|private pools", "uses CUDA graphs"),
     ("uses:mem_pool", r"use_mem_pool|\bMemPool\b|memory pool of its own", "uses a memory pool of its own"),
-    ("uses:cudnn_benchmark", r"(?:falls|drops|fixed|solved|lower|goes away)\b.{0,30}cudnn[. ]benchmark\s*=\s*False|cudnn[. ]benchmark\s*=\s*False (?:fixes|helps|solves)|cudnn[. ]benchmark(?!\s*=?\s*(?:False|off))(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "cuDNN tries algorithms"),
+    ("uses:cudnn_benchmark", r"(?:falls|drops|fixed|solved|lower|goes away)\b.{0,30}cudnn[. ]benchmark\s*=\s*False|cudnn[. ]benchmark\s*=\s*False (?:fixes|helps|solves)|cudnn[. ]benchmark(?!\s*(?:=|is)?\s*(?:False|off))(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "cuDNN tries algorithms"),
     ("uses:offload", r"\boffload\w*|ZeRO-?infinity|\bpin_memory\b|\bpinned\b", "state is offloaded to the host"),
     ("uses:workers", r"\bworkers?\b|num_workers|\bDataLoader\b", "uses loader workers"),
     ("uses:hooks", r"\b(?:forward |backward )?hooks?\b|\bOpacus\b|\bcallback\b", "hooks of a library are involved"),
@@ -62,17 +71,17 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:mig", r"\bMIG\b|\bMPS server\b", "runs on a slice of the device"),
     ("uses:scheduler", r"\bSLURM\b|\bKubernetes\b|\bk8s\b|\bcgroup\w*|\bper cpu\b|\bdocker\b|--mem\b", "a scheduler or container limits memory"),
     # -- patterns in the program
-    ("says:keeps_graph", r"retain_graph|create_graph|\bgrad_fn\b|graph (?:of|from) every|(?:accumulat|sum|logg?|stor|append|keep|add)\w*\s+(?:a |the |each |all )?(?:\w+ )?loss(?:es)?(?: tensors?)?\b|loss(?:es)? (?:with|carry)|state fed back|recurrent state", "tensors with their graph are kept"),
+    ("says:keeps_graph", r"(?:retain|create)_graph(?!\s*=\s*False)|\bgrad_fn\b|graph (?:of|from) every|(?:accumulat|sum|logg?|stor|append|keep|add)\w*\s+(?:a |the |each |all )?(?:\w+ )?loss(?:es)?(?: tensors?)?\b|loss(?:es)? (?:with|carry)|state fed back|recurrent state", "tensors with their graph are kept"),
     ("says:keeps_outputs", r"(?:keeps?|kept|stor\w+|retain\w*|collect\w*) (?:all |each |every )?(?:step'?s? |the )?(?:outputs?|results?|predictions?|on (?:the )?GPU|for )|\bkept on GPU\b|outputs? (?:are |is )?kept|\bretained\b|tensors? per \w+ kept|detached but kept", "results of every step are kept"),
     ("says:cycle", r"self[- ]reference|reference cycle|circular|(?:\bgarbage\b|\bgc\b)(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "reference cycles are involved"),
     ("says:no_nograd", r"(?:without|no|missing|forgot) (?:torch\.)?(?:no_grad|inference_mode)", "no torch.no_grad() in evaluation"),
     ("says:cast_cache", r"cache_enabled|cached? (?:weight )?casts?", "autocast's cache is involved"),
     ("says:foreach", r"\bforeach\b|multi[-_ ]tensor", "multi-tensor optimizer kernels"),
     ("says:optimizer_kernel", r"\bfused\s*=|\bAdamW? step \d", "it happens in the arithmetic of the optimizer"),
-    ("says:logits", r"\blogits?\b|\[B,\s*S,\s*V\]|(?:large|big|huge|\d{6}|[12]\d\dk)\W{0,3}(?:tokens? )?vocab\w*|vocab\w*(?: size)?\W{0,3}(?:of )?(?:\d{6}|[12]\d\dk)\b|\bin (?:F\.)?cross[- _]?entropy|(?:fp32|float32|full|unfused|non-fused)[- ]cross[- _]?entropy", "the logits are involved"),
+    ("says:logits", r"\blogits?\b(?! (?:are|is|were|was) (?:float16|fp16|bf16|bfloat16|half|small|chunked|moved|kept|on))|\[B,\s*S,\s*V\]|(?:large|big|huge|\d{6}|[12]\d\dk)\W{0,3}(?:tokens? )?vocab\w*|vocab\w*(?: size)?\W{0,3}(?:of )?(?:\d{6}|[12]\d\dk)\b|\bin (?:F\.)?cross[- _]?entropy|(?:fp32|float32|full|unfused|non-fused)[- ]cross[- _]?entropy", "the logits are involved"),
     ("says:giant", r"one (?:temporary|tensor) the size|materiali[sz]es?\b|size of all gradients", "one tensor is as large as the model's gradients or logits"),
     ("says:no_sync", r"no_sync|set_requires_gradient_sync|gradient accumulation with|when accumulating", "gradients are accumulated without synchronisation"),
-    ("says:buckets", r"gradient_as_bucket_view|\bbuckets?\b(?! by)", "DDP's buckets are involved"),
+    ("says:buckets", r"gradient_as_bucket_view(?!\s*=\s*True (?:is|was|already|set))|\bbuckets?\b(?! by)", "DDP's buckets are involved"),
     ("says:duplicate", r"\bneeds? 2x|\btwice\b|\b2x model\b|\bscratch (?:fits|ok|training fits)|from scratch", "it fits from scratch, or state exists twice"),
     ("says:varied_inputs", r"vari(?:able|ed|ous|ying) (?:\w+ )?(?:lengths|sizes|shapes)|vari(?:able|ed|able-length)[ -]?(?:inputs?|length|size)|sorted (?:loader|batches|by)|short batches|sequence length (?:varies|differs)|different lengths", "inputs differ in length"),
     ("says:longest", r"longest (?:sample|batch|sequence)|largest batch", "the largest batch is suspected"),
@@ -98,7 +107,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     # -- other ways to say it
     ("says:second", r"\bsecond (?:iteration|step|forward|batch)\b|\biteration (?:2|two|1)\b|first (?:iteration|step|forward)(?: pass)? (?:passes|works|succeeds|fits|is fine|ok)", "the first iteration passes and the second fails"),
     ("says:retry", r"(?:not|never) (?:freed|released) (?:after|when|once).{0,40}(?:exception|OOM|error|catch)|after (?:an? |the )?(?:caught )?OOM.{0,50}(?:not (?:freed|released)|still (?:full|allocated|held)|remains)", "memory stays after a caught error"),
-    ("says:keeps_graph", r"(?:missing|without|no|not|forgot\w*|needs?|fixed by|add(?:ed|ing)?) (?:a |the |calling )?\.?detach|instead of loss\.item|hidden state", "tensors are kept without detach"),
+    ("says:keeps_graph", r"(?:missing|without|no|not|forgot\w*|needs?|fixed by|add(?:ed|ing)?) (?:a |the |calling )?\.?detach|instead of loss\.item|hidden states?(?! (?:is |was |are |were )?(?:detached|reset))", "tensors are kept without detach"),
     ("says:keeps_outputs", r"metrics?.{0,40}(?:never|not|without) reset|list states?|replay buffer|(?:concatenat|gather|accumulat)\w+ (?:all )?(?:logits|predictions|outputs)|(?:logits|predictions) (?:of all|are (?:gathered|kept|stored))|eval_accumulation_steps", "results pile up"),
     ("says:no_effect", r"no (?:memory )?(?:reduction|savings?|improvement|benefit)\b|does(?:n't| not) (?:decrease|save|shrink)|(?:un|not )changed peak|same peak|grad(?:ient)?s? (?:are|is|will be) None", "a fix changed nothing"),
     ("says:record_stream", r"limit_all_gathers|rate[- ]limit(?:er|ed|ing)\b|CPU (?:runs|thread runs|runs too far) ahead", "freed blocks wait for another stream"),
@@ -117,12 +126,12 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("uses:scheduler", r"OOMKilled|memory\.max\b|memory\.limit_in_bytes|\b(?:k8s |kubernetes )?(?<!TPU )pods? (?:was |is |gets? |has been )?(?:killed|evicted|limit|memory)|mem-per-cpu|(?:container|pod|job)(?:'s)? (?:memory )?limit", "a scheduler or container limits memory"),
     ("phase:save", r"FULL_STATE_DICT|(?<!load_)(?<!set_)full_state_dict|FullStateDictConfig|summon_full_params|gather_16bit_weights|save_16bit_model|\bget_(?:model_)?state_dict", "it happens while saving"),
     ("phase:resume", r"from scratch\b.{0,20}\b(?:fits|works|is (?:ok|fine))|\b(?:fits|spare|works|fine|ok)\b.{0,12}\bfrom scratch|\bscratch (?:training )?(?:fits|works|is ok|is fine|ok)\b|\bassign=True", "training from scratch fits, which points to loading a checkpoint"),
-    ("phase:resume", r"map_location(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "where a checkpoint is loaded to matters"),
+    ("phase:resume", _MAP, "where a checkpoint is loaded to matters"),
     ("phase:load", r"low_cpu_mem_usage", "it happens while weights are loaded"),
     ("phase:eval", r"eval_accumulation_steps|validation_(?:step|epoch_end)|\bcompute_metrics\b", "it happens in evaluation"),
     ("phase:optimizer", r"\b_init_group\b|zeros_like\(p\b", "it happens in the optimizer step"),
     ("op:init_state", r"\b_init_group\b|\bexp_avg\w* (?:is|are|was|gets?) (?:created|allocated|made)|zeros_like\(p\b|(?:optimi[sz]er|Adam\w*)(?:'s)? state (?:is |was |gets )?(?:created|allocated|made|initiali[sz]ed)", "the optimizer makes its state"),
-    ("says:map_location", r"map_location(?!.{0,25}(?:no help|not help|n't help|no effect|did nothing|changes? nothing|no difference|already))", "where a checkpoint is loaded to matters"),
+    ("says:map_location", _MAP, "where a checkpoint is loaded to matters"),
     ("says:whole_model", r"_move_model_to_device|mov(?:es?|ing) (?:the )?(?:whole|full|entire) (?:\S+ )?(?:model )?(?:to|on)|(?:whole|full|entire) (?:\w+ )?model (?:is |was |gets )?(?:moved|placed|put|loaded) (?:to|onto|on) (?:each|every)", "the whole model is moved to the card"),
     ("says:on_gpu0", r"(?:missing|without|fixed by|fixed with|solved by|forgot\w*|after adding|needs?|not calling) (?:to call )?(?:torch\.cuda\.)?set_device|set_device\S* (?:was |is )?(?:missing|fixes|fixed|helps|helped|solves|solved|not called)", "the first GPU carries more than its share"),
     ("says:no_sync", r"(?<!no )\bunsharded grad\w*|gradients? (?:stay|remain|are kept|are) unsharded", "gradients wait without synchronisation, unsharded"),
@@ -168,7 +177,10 @@ _DENIED = re.compile(
     rf"(?P<works>\b{_WORKS}[, ]+)?\b(?:no|not|without|isn't|don't)(?: using| use| with| in)?(?: any| nn\.| torch\.)?\s*$",
     re.IGNORECASE,
 )
-_OFF = re.compile(r"\s*(?:is|was|are|were)?\s*(?:disabled|off|turned off|skipped)\b", re.IGNORECASE)
+_OFF = re.compile(
+    r"\s*(?:is|was|are|were)?\s*(?:disabled|off|turned off|skipped|False|not (?:used|called) anywhere)\b|\s*(?:is|was) not (?:used|set|called)\b",
+    re.IGNORECASE,
+)
 _WORKS_THEN = re.compile(rf"^[^.;]{{0,20}}\b(?:{_WORKS}|no (?:leak|growth|OOM|problem))\b", re.IGNORECASE)
 
 
@@ -177,7 +189,7 @@ def _is_denied(name: str, text: str, match: re.Match[str]) -> bool:
 
     "Works without DDP" is no denial: what fails does use it.
     """
-    if not name.startswith(("uses:", "phase:")):
+    if not name.startswith(("uses:", "phase:", "says:allowed")):
         return False
     if _OFF.match(text[match.end() :]):
         return True

@@ -167,7 +167,103 @@ NOTHING = ["A100/V100", "torch 2.10", "UNet", "lightning 2.3", "T5-3B bf16", "8 
            "loss is logged every 10 steps with loss.item()", "no FSDP, no AMP"]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", NOTHING)
+AMBIENT = """\
+we already call optimizer.zero_grad(set_to_none=True)
+torch.no_grad() is used in validation
+outputs are moved to CPU in validation
+gradient_as_bucket_view=True is set
+model.eval() and torch.inference_mode() everywhere
+autocast dtype bf16
+FSDP auto_wrap_policy with transformer blocks, FULL_SHARD
+DeepSpeed ZeRO-3 with offload disabled
+offload_optimizer device none
+cudnn.benchmark is False
+set_per_process_memory_fraction is not used
+map_location='cpu' in torch.load
+checkpoint is loaded on cpu
+loss.item() is used everywhere
+hidden state is detached
+retain_graph=False
+no hooks registered
+persistent_workers=True
+num_workers=8, prefetch_factor=4
+list of numbers
+vocabulary 50257
+B=8, S=1024, V=50257
+logits are float16
+EMA of the weights is kept
+train 10 epochs, 1000 batches per epoch
+22.1 GB after step 1, 22.1 GB after step 100
+loss goes from 2.1 to 0.3 over 5 epochs
+accuracy increases
+learning rate increases in warm-up
+batch size grows from 8 to 64
+dataset grows every day
+sequence length rises from 512 to 4096
+memory is released after the run
+allocated 10.1 -> 10.1 GB
+10 GB with AMP, 18 GB without
+GPU 0 is an A100, GPU 1 a V100
+on cuda:0 only
+single process on cuda:0
+second epoch is faster
+random seed 42
+the first forward takes 4 s
+torch 2.1.0 fails, 2.0.1 not tried
+fails on Linux and on Windows
+WSL2, driver 537
+Docker with --gpus all
+SLURM, 1 node, 8 GPUs
+job limit 24 hours
+Kubernetes cluster with 8 A100
+the code comes from another process of ours
+uses torch.compile(dynamic=True)
+compile is off
+saves a checkpoint at the end
+no checkpoint saved
+logging to tensorboard
+uses tqdm and wandb
+data is loaded from disk
+weights loaded from the hub
+BERT large from scratch
+same batch size on every GPU
+trainer calls evaluate at the end
+fits on A100 80GB
+needs 38 GB by the estimate, card has 40 GB
+node has 1 TB RAM
+swap is off
+GPU driver crashed once
+Tried to allocate 20 MiB
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+PYTORCH_CUDA_ALLOC_CONF is not set
+max_split_size_mb=512
+garbage_collection_threshold:0.8
+gradient accumulation 8
+gradient checkpointing every second layer
+3 forward passes per iteration
+GAN with two optimizers
+reinforcement learning with 64 environments
+graph neural network, 2M nodes
+U-Net 3D, 128x128x128 patches
+stable diffusion LoRA
+retrieval with a memory bank
+contrastive loss, 65536 negatives
+nn.Embedding with 30M rows
+Adam with weight decay
+SGD momentum
+optimizer is Adafactor
+8-bit Adam
+model parallel, 2 stages
+tensor parallel 4
+accelerate config with fsdp
+unsloth 4bit
+gradients are clipped
+teacher and student models
+freeze of the first 10 layers
+"""  # what a job is and has: settings in force, names, shapes, habits
+
+
+@pytest.mark.parametrize("text", [*NOTHING, *AMBIENT.splitlines()])
 def test_names_and_shapes_decide_nothing(text):
     assert cause(text)[0] == "unknown"
 
