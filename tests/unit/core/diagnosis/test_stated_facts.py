@@ -260,6 +260,76 @@ unsloth 4bit
 gradients are clipped
 teacher and student models
 freeze of the first 10 layers
+OOM during evaluation, batch 1
+memory 12 GB before eval, 18 GB after
+peak 8 GB in forward, 14 GB in backward
+OOM on the 3rd epoch
+killed after loading
+out of memory on rank 3 only
+nvidia-smi shows 2 processes
+four processes per GPU
+model 13B in fp16, 26 GB
+allocated 5 GB, reserved 20 GB
+num_alloc_retries 14
+inactive_split 6 GB
+worked with torch 1.13
+max_memory_allocated 30.1 GB
+first epoch ok
+dynamic padding
+uses flash_attn_varlen_func
+uses Lightning 2.0 with ddp
+loss includes an auxiliary term
+gradients are None for some layers
+requires_grad False for the embeddings
+weights are tied
+8 samples of the validation set
+activation memory is 20 GB
+optimizer states take 12 GB
+params 2 GB, grads 2 GB, Adam 8 GB
+memory fraction of activations 60 %
+memory returns to 3 GB after each step
+steady at 15 GB
+0.5 GB free
+context takes 600 MB
+OOM with 3 nodes but not with 2
+only with batch norm
+images are padded to 1024
+the log shows 20 warnings
+we clear the cache every 100 steps
+empty_cache after each epoch
+gc is disabled
+gc.freeze() is called at the start
+subprocess workers are forked
+pickle of the dataset is 2 GB
+numpy array of 10M ints
+dict of parameters
+list of layers
+mmap'ed dataset
+two losses are summed
+state dict is 14 GB
+state_dict keys match
+inference server shares nothing
+A100 MIG disabled
+one process per GPU
+pinned memory 2 GB
+swap file 8 GB
+buckets of 25 MB
+shared memory 64 GB
+RAM 512 GB
+1 -> 2 GPUs
+4 GB -> 8 GB card
+loaded twice for A/B comparison
+twice the batch
+scalar losses
+graphs of the training loss are attached
+all tensors are contiguous
+stream of tokens
+KV cache grows with the sequence
+memory grows with batch size
+leaky ReLU
+profiler trace attached
+batches of different lengths
+increase of batch from 4 to 8
 """  # what a job is and has: settings in force, names, shapes, habits
 
 
