@@ -282,7 +282,9 @@ class OomscopeApp(App[str], inherit_bindings=False):
     # -- requests to the supervisor ----------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hide what changes the job from a read-only viewer."""
+        """Hide what changes the job from a read-only viewer, and stopping a job that is not ours to stop."""
+        if action == "stop_job" and self.frame is not None and self.frame.is_attached:
+            return False
         return not (self.readonly and action in ("dump", "stop_job"))
 
     def ask(self, do: str, said: str, **details: object) -> bool:

@@ -50,6 +50,8 @@ class Frame:
     command: tuple[str, ...] = ()
     """The command line of the current attempt, paths below `cwd` relative to it."""
     cwd: str = ""
+    is_attached: bool = False
+    """Whether the job was found running: the session does not own it and cannot stop it."""
     device_word: str = "measured"
     """"simulated" or "measured": what the current attempt's device numbers are."""
     exception: str = ""

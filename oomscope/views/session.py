@@ -186,6 +186,7 @@ class SessionModel:
             attempt_histories=self._attempt_histories(files, histories, number),
             command=tuple(wording.below(part, cwd) for part in command),
             cwd=cwd,
+            is_attached=self.session.info.get("attached") is True,
             device_word=wording.kind_of_number(any(row.simulated for row in rows)),
             exception=exception,
             problems=tuple(problem for f in files for problem in f.problems()),

@@ -6,7 +6,8 @@ from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.history import sentence
 from oomscope.units import format_bytes
 from oomscope.views.headline import Alert, Fact, Headline
-from oomscope.views.snapshot import plain
+from oomscope.views.snapshot import count, plain
+from oomscope.views.snapshot_exact import Failure
 
 
 def snapshot_headline(name: str, analysis: DeviceAnalysis | None) -> Headline:
@@ -24,12 +25,24 @@ def snapshot_headline(name: str, analysis: DeviceAnalysis | None) -> Headline:
     return Headline("◫", "info", "SNAPSHOT", tuple(facts))
 
 
-def snapshot_alert(analysis: DeviceAnalysis) -> Alert:
-    """The out-of-memory error, else what the history covers."""
+def snapshot_alert(analysis: DeviceAnalysis, failure: Failure | None = None) -> Alert:
+    """The out-of-memory error, with what stood in its way if that is known; else what the history covers.
+
+    Args:
+        analysis: the device.
+        failure: what a replay says about the error to speak of; without it the last one is spoken of.
+    """
     if not analysis.ooms:
         return Alert("info" if analysis.history.is_usable else "warn", sentence(analysis.history))
     oom = analysis.ooms[-1]
+    if failure is not None:
+        oom = next((each for each in analysis.ooms if each.event_index == failure.row), oom)
     free = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} free"
     where = f"event {oom.event_index + analysis.device.skipped_events:,}"
     tried, live = format_bytes(oom.requested_bytes), format_bytes(oom.live_bytes)
+    if failure is not None and failure.blocks and failure.found is not None:
+        number, size = len(failure.blocks), format_bytes(failure.found.live_bytes)
+        verb = "stands" if number == 1 else "stand"
+        in_way = f"{count(number, 'block')}, {size}, {verb} in the way of {tried}"
+        return Alert("error", f"out of memory: {in_way} ({where}{free}, {live} live)")
     return Alert("error", f"out of memory at {where}: tried {tried}{free}, {live} live")

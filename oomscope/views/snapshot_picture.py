@@ -1,8 +1,7 @@
 """What the Snapshot screen shows at one moment, computed away from the UI thread.
 
 A `Wish` says what is asked for (moment, range, width, filter, order); a `Picture` is the answer. Both are
-plain data, so a picture can be made
-in a worker and dropped when a newer wish is there.
+plain data, so a picture can be made in a worker and dropped when a newer wish is there.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from oomscope.core.snapshot.categories import Category
 from oomscope.core.snapshot.columns import BoolArray, Frame
 from oomscope.core.snapshot.flame import Node, call_tree, fold
 from oomscope.core.snapshot.groups import by_stack, module_frame, short_file
-from oomscope.core.snapshot.segment_map import SegmentsAt
 from oomscope.views.snapshot import stack_label
+from oomscope.views.snapshot_exact import UNDER_WAY, ExactReplay, SegmentPicture, picture_of
 
 IntArray = NDArray[np.int64]
 
@@ -72,7 +71,7 @@ class Picture:
     wish: Wish
     timeline: Timeline
     tree: Node
-    segments: SegmentsAt
+    segments: SegmentPicture
     allocations: IntArray
     """(m,) int64, rows of `Lifetimes` in the order asked for."""
     live_bytes: int
@@ -86,9 +85,13 @@ class Painter:
 
     def __init__(self, analysis: DeviceAnalysis) -> None:
         self.analysis = analysis
+        self.exact: ExactReplay | None = None
+        """Its replay, once there is one; set from outside."""
+        self.without = UNDER_WAY
+        """Why there is no replay."""
         self._timeline: tuple[tuple[int, int, int, int | None], Timeline] | None = None
         self._trees: dict[tuple[int, str, bool, int | None], Node] = {}
-        self._segments: tuple[int, SegmentsAt] | None = None
+        self._segments: tuple[tuple[int, ExactReplay | None, str], SegmentPicture] | None = None
         self.label = lru_cache(maxsize=100_000)(self._label)
 
     def _label(self, stack: int) -> str:
@@ -160,10 +163,11 @@ class Painter:
         frame = module_frame(self.analysis.snapshot.stacks[stack])
         return f"{short_file(frame.file)} {frame.function}" if frame else "outside any module's forward"
 
-    def segments(self, row: int) -> SegmentsAt:
-        """Segments just after `row`."""
-        if self._segments is None or self._segments[0] != row:
-            self._segments = row, self.analysis.segments_at(row)
+    def segments(self, row: int) -> SegmentPicture:
+        """Segments just after `row`, exact if the replay is there and covers it."""
+        key = (row, self.exact, self.without)
+        if self._segments is None or self._segments[0] != key:
+            self._segments = key, picture_of(self.analysis, *key)
         return self._segments[1]
 
     def _filtered(self, alive: IntArray, wish: Wish) -> IntArray:

@@ -324,6 +324,39 @@ async def test_quit_can_end_the_job(key: str, request_: str, home: Path, opened:
     assert [r["do"] for r in requests(session)] == [request_]
 
 
+async def test_attached_job_is_not_ours_to_stop(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.eight_ranks(home)
+    session.info["attached"] = True
+    async with opened(session) as pilot:
+        await pilot.press("ctrl+k")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, LiveScreen)
+        await pilot.press("q")
+        await pilot.pause()
+        text = text_of(pilot.app)
+        assert "Leave it running" in text
+        assert "Stop" not in text
+        assert "Kill" not in text
+        await pilot.press("s", "k")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, QuitDialog)
+        await pilot.press("l")
+        await pilot.pause()
+    assert pilot.app.return_value == "leave"
+    assert requests(session) == []
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+@pytest.mark.parametrize("screen", ["live", "sessions"])
+async def test_footer_shows_every_screen_off_the_edge(
+    width: int, screen: str, home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home), start=screen, size=(width, 30)) as pilot:
+        last = text_of(pilot.app).splitlines()[29]
+        assert last.endswith("6 Sessions" if width >= 100 else "6 Sess")
+        assert len(last) <= width - 1
+
+
 async def test_quit_while_the_supervisor_waits(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
     session = sessions.waiting(home)
     async with opened(session) as pilot:

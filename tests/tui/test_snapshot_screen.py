@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import pairwise
@@ -13,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from made_snapshots import MIB, Allocator, training, wrap
-from textual.pilot import Pilot
+from snapshot_pilot import app_for, made, press, settled
 
 from oomscope.core.snapshot.flame import Node
-from oomscope.tui.app import OomscopeApp
-from oomscope.tui.screens.snapshot import SnapshotScreen
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.icicle import Icicle, boxes
 from oomscope.tui.widgets.segments import SegmentMap
@@ -28,41 +25,6 @@ GOLDENS = Path(__file__).parent / "goldens"
 CONSTRAINTS = (Path(__file__).parents[2] / "constraints-dev.txt").read_text().splitlines()
 PINNED = next(line.partition("==")[2].strip() for line in CONSTRAINTS if line.startswith("textual=="))
 UPDATE = bool(os.environ.get("OOMSCOPE_UPDATE_GOLDENS"))
-
-
-def made(folder: Path, name: str, raw: Any) -> Path:
-    path = folder / name
-    path.write_bytes(pickle.dumps(raw))
-    return path
-
-
-def screen_of(pilot: Pilot[Any]) -> SnapshotScreen:
-    view = pilot.app.view  # type: ignore[attr-defined]
-    assert isinstance(view, SnapshotScreen)
-    return view
-
-
-async def settled(pilot: Pilot[Any]) -> SnapshotScreen:
-    """Wait until the file is read and the last wish is answered."""
-    await pilot.pause()
-    for _ in range(2000):
-        view = screen_of(pilot)
-        if not view.is_busy:
-            await pilot.pause()
-            return view
-        await pilot.pause(0.01)
-    raise AssertionError("the screen never settled")
-
-
-async def press(pilot: Pilot[Any], *keys: str) -> SnapshotScreen:
-    for key in keys:
-        await pilot.press(key)
-        await settled(pilot)
-    return screen_of(pilot)
-
-
-def app_for(path: Path) -> OomscopeApp:
-    return OomscopeApp(snapshot=path, start="snapshot", hz=0)
 
 
 @pytest.fixture
@@ -243,10 +205,10 @@ async def test_streams_are_walked(tmp_path: Path, text_of: Callable[..., str]) -
         view = await settled(pilot)
         assert view._picture is not None
         whole = view._picture.live_bytes
-        await press(pilot, "w")
+        await press(pilot, "W")
         first = view._picture.live_bytes
         assert "stream 0" in text_of(pilot.app)
-        await press(pilot, "w")
+        await press(pilot, "W")
         assert first + view._picture.live_bytes == whole
         await press(pilot, "escape")
         assert view._picture.live_bytes == whole
@@ -314,11 +276,11 @@ async def test_a_hundred_thousand_allocations_scroll(tmp_path: Path) -> None:
     memory = Allocator()
     address = memory.malloc(2 * MIB, "forward")
     row = memory.rows[-1]
-    memory.rows += [{**row, "addr": address + 512 * n, "size": 512 + n % 7} for n in range(1, 100_001)]
+    memory.rows += [{**row, "addr": address + 512 * n, "size": 512 + n % 7} for n in range(1, 100_003)]
     path = made(tmp_path, "a.pickle", {"segments": [], "device_traces": [memory.rows]})
     async with app_for(path).run_test(size=(160, 48)) as pilot:
         view = await settled(pilot)
-        view._wish = view._wish.__class__(row=100_001, width=80)
+        view._wish = view._wish.__class__(row=100_002, width=80)
         view._ask()
         await settled(pilot)
         table = view.query_one(Allocations)

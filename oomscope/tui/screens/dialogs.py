@@ -130,6 +130,7 @@ _RUNNING = (
     ("s", "Stop the job", "as Ctrl-C does, with time to save"),
     ("k", "Kill the job", "at once, nothing is saved"),
 )
+_ATTACHED = (("l", "Leave it running", "the job was not started from here; it goes on"),)
 _WAITING = (
     ("l", "Leave it waiting", "open it again later to choose fixes"),
     ("s", "End the session", "no rerun; what was recorded is kept"),
@@ -151,7 +152,7 @@ class QuitDialog(Dialog[str]):
                 (f"{who}, attempt {frame.attempt}.", ""),
                 (f"Open it again with: oomscope attach {frame.path.name}", "dim"),
             ),
-            _WAITING if waits else _RUNNING,
+            _ATTACHED if frame.is_attached else _WAITING if waits else _RUNNING,
         )
 
     def choose(self, key: str) -> None:

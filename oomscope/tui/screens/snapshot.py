@@ -25,8 +25,11 @@ from oomscope.tui.screens.snapshot_work import (
     LoadProgress,
     PictureMaker,
     PictureReady,
+    Replayed,
+    Replays,
     load,
 )
+from oomscope.tui.screens.whatif import WhatIfScreen
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.frame import AlertLine, TitleLine
 from oomscope.tui.widgets.icicle import Icicle
@@ -39,7 +42,7 @@ from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Headline
 from oomscope.views.snapshot_files import label_of, newest_of_rank, offered, session_files
 from oomscope.views.snapshot_headline import snapshot_alert, snapshot_headline
-from oomscope.views.snapshot_picture import Painter
+from oomscope.views.snapshot_picture import Painter, Picture
 
 VIEWS = ("icicle", "allocations", "segments", "stack")
 _NAMES = {"icicle": "Icicle", "allocations": "Allocations", "segments": "Segments", "stack": "Stack"}
@@ -91,6 +94,9 @@ class SnapshotScreen(SnapshotKeys):
         self._maker = PictureMaker(
             self, lambda run: self.run_worker(run, thread=True, group="picture", exit_on_error=False)
         )
+        self._replays = Replays(
+            self, lambda run: self.run_worker(run, thread=True, group="replay", exit_on_error=False)
+        )
 
     # -- frame -------------------------------------------------------------------------------
 
@@ -108,7 +114,7 @@ class SnapshotScreen(SnapshotKeys):
     def on_mount(self) -> None:
         for name in VIEWS:
             self.query_one(f"#{name}").border_title = _NAMES[name]
-        self.set_class(True, f"-view-{self._view}")
+        self._mark_view()
         if self.host.snapshot_path is not None:
             self._files = offered(self.host.snapshot_path)
             if self._files:
@@ -120,6 +126,7 @@ class SnapshotScreen(SnapshotKeys):
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)
         self.set_class(event.size.width >= ALL_AT[0] and event.size.height >= ALL_AT[1], "-all")
+        self._mark_view()
 
     def show_frame(self, frame: Frame) -> None:
         model = self.host.model
@@ -159,13 +166,21 @@ class SnapshotScreen(SnapshotKeys):
         return snapshot_headline(name, self._painter.analysis if self._painter is not None else None)
 
     def _alert(self) -> Alert | None:
-        return snapshot_alert(self._painter.analysis) if self._painter is not None else None
+        if self._painter is None:
+            return None
+        here = self._picture.segments.failure if self._picture is not None else None
+        exact = self._painter.exact
+        return snapshot_alert(self._painter.analysis, here or (exact.last_failure if exact else None))
 
     @property
     def is_busy(self) -> bool:
-        """Whether a file is being read or the last wish is not answered yet."""
-        answered = self._picture is not None and self._picture.wish == self._wish and self._maker.is_idle
-        return self._loading is not None or (self._painter is not None and not answered)
+        """Whether a file is being read or replayed, or the last wish is not answered yet."""
+        painter, picture = self._painter, self._picture
+        if self._loading is not None or painter is None:
+            return self._loading is not None
+        answered = picture is not None and picture.wish == self._wish and self._maker.is_idle
+        is_newest = picture is not None and picture.segments.replay is painter.exact
+        return not (answered and is_newest) or self._replays.is_running(painter.analysis)
 
     # -- loading -----------------------------------------------------------------------------
 
@@ -207,6 +222,7 @@ class SnapshotScreen(SnapshotKeys):
         if message.path != self._loading:
             return
         self._loading, self._path = None, message.path
+        self._replays.forget()
         self._analyses = message.analyses
         if not any(len(each.lives) for each in message.analyses):
             self._painter = None
@@ -239,14 +255,31 @@ class SnapshotScreen(SnapshotKeys):
     def on_picture_ready(self, message: PictureReady) -> None:
         if message.painter is not self._painter:
             return
+        is_new = (
+            self._picture is None or self._picture.segments.failure is not message.picture.segments.failure
+        )
         self._picture = message.picture
+        self._replays.want(message.painter)
         with self.app.batch_update():
             self.query_one(Icicle).show(message.picture.tree)
             self.query_one(Allocations).show(message.painter, message.picture)
             self.query_one(SegmentMap).show(message.painter, message.picture)
+            if is_new:
+                self._show_failure(message.picture)
             self._show_timeline()
             self._show_view_line()
             self._show_selection()
+
+    def on_replayed(self, message: Replayed) -> None:
+        if self._replays.take(message, self._painter):
+            self._ask()
+
+    def _show_failure(self, picture: Picture) -> None:
+        """Another failed request is looked at, or none: say so, and go to what stood in its way."""
+        self.query_one(AlertLine).show(self._alert())
+        if picture.segments.in_the_way and not self._chosen:
+            largest = next(iter(picture.segments.in_the_way))
+            self.query_one(Allocations).select_allocation(largest, quiet=True)
 
     def _show_timeline(self) -> None:
         painter = self._painter
@@ -327,12 +360,19 @@ class SnapshotScreen(SnapshotKeys):
             self._show_only(name, focus=False)
 
     def _show_only(self, name: str, *, focus: bool = True) -> None:
-        for each in VIEWS:
-            self.set_class(each == name, f"-view-{each}")
         self._view = name
+        self._mark_view()
         self._show_view_line()
         if focus:
             self.call_after_refresh(lambda: self.query_one(f"#{name}").focus())
+
+    def _mark_view(self) -> None:
+        """Tell the layout which view is shown. Styles are matched once, and not at all when all views are shown."""
+        if self.has_class("-all"):
+            return
+        for each in VIEWS:
+            self.set_class(each == self._view, f"-view-{each}", update=False)
+        self.update_node_styles()
 
     def _change(self, **changes: object) -> None:
         self._wish = replace(self._wish, **changes)  # type: ignore[arg-type]
@@ -392,6 +432,13 @@ class SnapshotScreen(SnapshotKeys):
             self.host.action_rank(delta)
         elif len(self._files) > 1 and self._path in self._files:
             self._open(self._files[(self._files.index(self._path) + delta) % len(self._files)])
+
+    def action_whatif(self) -> None:
+        """The history replayed under other settings, in an overlay."""
+        if self._path is None or self._painter is None or not len(self._painter.analysis.device.events):
+            self.notify("this snapshot holds no history to replay")
+            return
+        self.app.push_screen(WhatIfScreen(self._path))
 
     def action_edit(self) -> None:
         frame = self.query_one(StackPane).frame

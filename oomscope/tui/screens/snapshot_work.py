@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,10 @@ from textual.message_pump import MessagePump
 from oomscope.core.snapshot.analysis import DeviceAnalysis, analyse
 from oomscope.errors import OomscopeError
 from oomscope.store.snapshots import Limits, Selection, load_snapshot
+from oomscope.views.snapshot_exact import FAILED, ExactReplay
 from oomscope.views.snapshot_picture import Painter, Picture, Wish
+
+logger = logging.getLogger(__name__)
 
 
 class Loaded(Message):
@@ -55,6 +60,15 @@ class PictureReady(Message):
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, PictureReady)
+
+
+class Replayed(Message):
+    """A device's history was replayed; `exact` is None when that failed."""
+
+    def __init__(self, analysis: DeviceAnalysis, exact: ExactReplay | None) -> None:
+        super().__init__()
+        self.analysis = analysis
+        self.exact = exact
 
 
 def load(target: MessagePump, path: Path, limits: Limits, selection: Selection) -> None:
@@ -103,3 +117,57 @@ class PictureMaker:
             self._next = None
             self._target.post_message(PictureReady(painter, painter.picture(wish)))
         self._busy = False
+
+
+class Replays:
+    """Replays of the devices of one file: each made once, in a thread, in seconds for a million rows."""
+
+    def __init__(self, target: MessagePump, start: Callable[[Callable[[], None]], object]) -> None:
+        """`start` runs a function in a thread."""
+        self._target = target
+        self._start = start
+        self._done: dict[DeviceAnalysis, ExactReplay | None] = {}
+        self._running: set[DeviceAnalysis] = set()
+
+    def forget(self) -> None:
+        """Another file is shown."""
+        gc.unfreeze()
+        self._done.clear()
+        self._running.clear()
+
+    def is_running(self, analysis: DeviceAnalysis) -> bool:
+        return analysis in self._running
+
+    def want(self, painter: Painter) -> None:
+        """Give `painter` its replay if there is one, else begin to make it; called on the UI thread."""
+        analysis = painter.analysis
+        if analysis in self._done:
+            painter.exact = self._done[analysis]
+            painter.without = FAILED
+        elif analysis not in self._running:
+            self._running.add(analysis)
+            self._start(lambda: self._run(analysis))
+
+    def _run(self, analysis: DeviceAnalysis) -> None:
+        # Millions of objects that stay: a full collection over them would hold up a key for a tenth of a second.
+        exact: ExactReplay | None = None
+        gc.disable()
+        try:
+            exact = ExactReplay(analysis)
+        except Exception:  # worker boundary: a file can say anything; requested sizes stay
+            logger.warning("the replay failed", exc_info=True)
+        finally:
+            gc.freeze()
+            gc.enable()
+        self._target.post_message(Replayed(analysis, exact))
+
+    def take(self, message: Replayed, painter: Painter | None) -> bool:
+        """A replay is ready; True when it is the one of `painter`."""
+        if message.analysis not in self._running:
+            return False
+        self._running.discard(message.analysis)
+        self._done[message.analysis] = message.exact
+        if painter is None or painter.analysis is not message.analysis:
+            return False
+        self.want(painter)
+        return True

@@ -67,12 +67,12 @@ class WhatIfTable(LineList):
         rows += [Row([(line, style)]) for line in wrap(found.advice(), width)]
         rows += [Row([(line, "dim")]) for line in wrap(_bound(found), width)]
         rows += [Row([(line, "dim")]) for note in found.notes for line in wrap(note, width)]
-        head = f"  {'setting':<{_name_cells(width)}}{'peak GiB':>14}{'smallest card':>16}{'retries':>9}  fits"
+        head = f"  {'setting':<{_name_cells(width)}}{'peak GiB':>12}{'smallest card':>15}{'retries':>8}  fits"
         return [[(head, "heading")]], rows
 
 
 def _name_cells(width: int) -> int:
-    return max(24, min(44, width - 50))
+    return max(26, min(44, width - 48))
 
 
 def _line(each: view.Setting, found: view.WhatIf, width: int, lit: bool, key: str) -> Row:
@@ -85,9 +85,9 @@ def _line(each: view.Setting, found: view.WhatIf, width: int, lit: bool, key: st
         [
             ("› " if lit else "  ", "bold"),
             (f"{clip(name, cells - 1):<{cells}}", "bold" if each.is_recommended else ""),
-            (f"{each.peak.gib() if each.peak else '–':>14}", ""),
-            (f"{each.need.gib() if each.need else 'not searched':>16}", ""),
-            (f"{each.retries:>9}  ", "dim"),
+            (f"{each.peak.gib() if each.peak else '–':>12}", ""),
+            (f"{each.need.gib() if each.need else 'not searched':>15}", ""),
+            (f"{each.retries:>8}  ", "dim"),
             fits,
             ("  ★" if each.is_recommended else "", "key"),
         ],

@@ -36,14 +36,14 @@ class Allocations(VirtualList):
             return None
         return int(self._picture.allocations[self.cursor])
 
-    def select_allocation(self, allocation: int) -> bool:
-        """Put the cursor on an allocation; False when it is not in the list."""
+    def select_allocation(self, allocation: int, *, quiet: bool = False) -> bool:
+        """Put the cursor on an allocation, `quiet` without telling anybody; False when it is not in the list."""
         if self._picture is None:
             return False
         found = (self._picture.allocations == allocation).nonzero()[0]
         if not len(found):
             return False
-        self.put_cursor(int(found[0]))
+        self.put_cursor(int(found[0]), quiet=quiet)
         return True
 
     def count(self) -> int:
@@ -81,6 +81,7 @@ class Allocations(VirtualList):
         step = str(int(analysis.steps.rows.searchsorted(born, side="right"))) if born >= 0 else "-"
         if analysis.steps.source == "none":
             step = "-"
+        in_way = number in self._picture.segments.in_the_way
         waits = born >= 0 and lives.release[number] <= self._picture.wish.row
         label = self._painter.label(int(lives.stack[number]))
         room = max(8, width - 41)
@@ -88,5 +89,6 @@ class Allocations(VirtualList):
             ("›" if selected else " ", "key"),
             (f"{lives.size[number] / (1 << 20):>11,.2f} {when:>11} {step:>5} ", ""),
             (f"{SHORT[category]:<9} ", STYLES[category]),
-            (clip(("freed, in use: " if waits else "") + label, room), ""),
+            ("▲ in the way: " if in_way else "", "error"),
+            (clip(("freed, in use: " if waits else "") + label, room - (14 if in_way else 0)), ""),
         ]

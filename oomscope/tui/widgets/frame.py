@@ -121,7 +121,7 @@ class FooterLine(OneLine):
             self._targets.append((start, width_of(left), key))
         line = [*pad(left, width - width_of(tabs), "bar"), *tabs]
         at = width - width_of(tabs)
-        for number, (text, _) in enumerate(tabs[::2], 1):
+        for number, (text, _) in enumerate(tabs[: 2 * len(TABS) : 2], 1):
             size = len(text) + len(tabs[number * 2 - 1][0])
             self._targets.append((at, at + size, str(number)))
             at += size
@@ -134,6 +134,8 @@ class FooterLine(OneLine):
             text = brief if short else label
             out.append((f" {number}" if not current else f" {number} ", "tab" if current else "bar-key"))
             out.append((f"{text} " if current else f" {text}", "tab" if current else "bar"))
+        if out[-1][1] != "tab":
+            out.append((" ", "bar"))  # the last letter keeps off the edge, which some terminals cut
         return out
 
     def _fitting(self, room: int, narrow: bool) -> list[tuple[str, str]]:

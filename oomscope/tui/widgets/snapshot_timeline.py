@@ -118,10 +118,11 @@ class SnapshotTimeline(Widget, can_focus=True):
         self._strips = []
 
     def render_line(self, y: int) -> Strip:
-        look = (self.size, self.app.theme, self.rich_style)
-        if not self._strips or look != self._look:
-            self._look = look
-            self._strips = self._build(palette(self.app.theme, self.rich_style))
+        if y == 0 or not self._strips:  # once a repaint: finding the style costs more than a line
+            look = (self.size, self.app.theme, self.rich_style)
+            if not self._strips or look != self._look:
+                self._look = look
+                self._strips = self._build(palette(self.app.theme, self.rich_style))
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
 
     def _build(self, colours: Palette) -> list[Strip]:
@@ -215,10 +216,10 @@ class SnapshotTimeline(Widget, can_focus=True):
     def _foot(self, data: Timeline) -> list[Span]:
         line = ["─"] * len(data.rows)
         for rows, glyph in ((self._steps, "┴"), (self._events, "▲"), (self._marks, "┻"), ((self._row,), "┃")):
-            for row in rows:
-                column = self.column_of(row)
-                if column is not None and data.rows[0] - 1 <= row <= data.rows[-1] + 1:
-                    line[column] = glyph
+            shown = [row for row in rows if data.rows[0] - 1 <= row <= data.rows[-1] + 1]
+            columns_of = data.rows.searchsorted(shown, side="right") - 1
+            for column in set(columns_of.clip(0, len(line) - 1).tolist()):
+                line[column] = glyph
         first = f"{int(data.rows[0]) + self._first:,} " if data.rows[0] >= 0 else ""
         last = f" {int(data.rows[-1]) + self._first:,}"
         text = "".join(line)

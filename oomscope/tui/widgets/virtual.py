@@ -20,6 +20,9 @@ from oomscope.tui.widgets.spans import Span, to_strip
 class VirtualList(ScrollView, can_focus=True):
     """Rows by number, with a cursor; subclasses say how many there are and what is in one."""
 
+    HEADS: ClassVar[int] = 1
+    """Lines that stay on top."""
+
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.LISTS)]
     DEFAULT_CSS = """
     VirtualList { height: 1fr; scrollbar-size: 1 1; overflow-x: hidden; }
@@ -60,6 +63,10 @@ class VirtualList(ScrollView, can_focus=True):
         """The fixed first line."""
         raise NotImplementedError
 
+    def second_header(self, width: int) -> Sequence[Span]:
+        """The fixed second line of a list with two."""
+        return []
+
     def line(self, index: int, width: int, selected: bool) -> Sequence[Span]:
         """Row `index` in `width` cells."""
         raise NotImplementedError
@@ -69,7 +76,7 @@ class VirtualList(ScrollView, can_focus=True):
     def renew(self) -> None:
         """The rows changed."""
         self.cursor = max(0, min(self.cursor, self.count() - 1))
-        self.virtual_size = Size(0, self.count() + 1)
+        self.virtual_size = Size(0, self.count() + self.HEADS)
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -77,7 +84,9 @@ class VirtualList(ScrollView, can_focus=True):
         colours: Palette = palette(self.app.theme, self.rich_style)
         if y == 0:
             return to_strip(self.header(width), width, colours)
-        index = y - 1 + int(self.scroll_offset.y)
+        if y < self.HEADS:
+            return to_strip(self.second_header(width), width, colours)
+        index = y - self.HEADS + int(self.scroll_offset.y)
         if index >= self.count():
             return Strip.blank(width, colours.base)
         selected = index == self.cursor
@@ -98,7 +107,7 @@ class VirtualList(ScrollView, can_focus=True):
 
     def reveal(self) -> None:
         """Scroll so that the cursor's row is in view."""
-        height = max(1, self.scrollable_content_region.height - 1)
+        height = max(1, self.scrollable_content_region.height - self.HEADS)
         top = int(self.scroll_offset.y)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
@@ -109,7 +118,9 @@ class VirtualList(ScrollView, can_focus=True):
         self.put_cursor(self.cursor + delta)
 
     def action_page(self, direction: int) -> None:
-        self.put_cursor(self.cursor + direction * max(1, self.scrollable_content_region.height - 2))
+        self.put_cursor(
+            self.cursor + direction * max(1, self.scrollable_content_region.height - self.HEADS - 1)
+        )
 
     def action_edge(self, direction: int) -> None:
         self.put_cursor(0 if direction < 0 else self.count() - 1)
@@ -120,9 +131,9 @@ class VirtualList(ScrollView, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is None or offset.y == 0:
+        if offset is None or offset.y < self.HEADS:
             return
-        index = offset.y - 1 + int(self.scroll_offset.y)
+        index = offset.y - self.HEADS + int(self.scroll_offset.y)
         if index < self.count():
             self.put_cursor(index)
             if event.chain == 2:
