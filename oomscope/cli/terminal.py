@@ -26,12 +26,19 @@ def has_screens(ui: str) -> bool:
         if not terminal:
             raise NotATerminal("there is no terminal to draw on", hint="leave out --ui always")
         return True
-    return terminal and not os.environ.get("CI") and _large_enough()
+    return terminal and not os.environ.get("CI") and _is_large_enough()
 
 
-def _large_enough() -> bool:
+def _is_large_enough() -> bool:
+    """Whether the terminal has the room; where it has not, says so, because the plain text would surprise."""
     try:
         columns, lines = os.get_terminal_size(sys.stderr.fileno())
     except OSError:
         return False
-    return columns >= SMALLEST[0] and lines >= SMALLEST[1]
+    if columns >= SMALLEST[0] and lines >= SMALLEST[1]:
+        return True
+    sys.stderr.write(
+        f"oomscope: screens need {SMALLEST[0]}x{SMALLEST[1]}, this terminal is {columns}x{lines}: plain text instead\n"
+        "  hint: enlarge it, or choose --ui never\n"
+    )
+    return False

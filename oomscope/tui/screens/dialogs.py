@@ -94,7 +94,9 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
         self.query_one(_Choices).focus()
 
     def on_key(self, event: events.Key) -> None:
-        if any(event.key == choice for choice, _, _ in self._choices):
+        if not self.is_current:  # a key that was typed in the moment in which the dialog was answered
+            event.stop()
+        elif any(event.key == choice for choice, _, _ in self._choices):
             event.stop()
             self.choose(event.key)
         elif event.key in ("pageup", "pagedown"):
@@ -103,13 +105,15 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
 
     def on_line_list_opened(self, message: LineList.Opened) -> None:
         message.stop()
-        self.choose(message.key)
+        if self.is_current:
+            self.choose(message.key)
 
     def choose(self, key: str) -> None:
         raise NotImplementedError
 
     def action_cancel(self) -> None:
-        self.dismiss(None)
+        if self.is_current:
+            self.dismiss(None)
 
 
 class Confirm(Dialog[bool]):
