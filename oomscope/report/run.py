@@ -133,7 +133,7 @@ def _unseen(result: Mapping[str, Any]) -> Iterable[str]:
     if result.get("exit_code") != 0:
         return
     if not ranks:
-        yield "no process of the job imported torch, so there is nothing to report about its memory"
+        yield "no training process was seen (one that imports torch and trains), so its memory is not known"
     elif not any(rank.get("steps") for rank in ranks):
         yield "no optimizer step was seen: the peaks are those of the whole run, and growth cannot be judged"
 

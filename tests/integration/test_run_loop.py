@@ -259,7 +259,7 @@ def test_with_json_the_job_still_reads_its_standard_input(tmp_path: Path) -> Non
     ("body", "said"),
     [
         ("import torch", "no optimizer step was seen"),
-        ("pass", "no process of the job imported torch"),
+        ("pass", "no training process was seen"),
     ],
 )
 def test_a_run_with_nothing_to_see_says_so(body: str, said: str, tmp_path: Path) -> None:

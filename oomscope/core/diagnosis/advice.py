@@ -75,6 +75,10 @@ def _against_sharding(e: Evidence) -> str | None:
     return None
 
 
+#: SIGKILL as `subprocess`, as a shell and as torchrun tell it.
+KILLED = (-9, 137, 247)
+
+
 def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
     """Advice that holds whatever the cause: above all where torch's own hint misleads."""
     said: list[str] = []
@@ -92,4 +96,10 @@ def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
         )
     if best is not None and best.rule.cause == "capacity_activations" and e.trend is None and e.oom is None:
         said.append("If the job ran for long before it failed, look for growth first.")
+    killed = e.host is not None and any(code in KILLED for _, code in e.host.exit_codes)
+    if killed and not e.failed:
+        said.append(
+            "a process was killed with SIGKILL, and nothing recorded shows why: the host's out-of-memory killer (dmesg "
+            "names its victims), a scheduler, or a person."
+        )
     return tuple(said)

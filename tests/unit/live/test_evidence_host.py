@@ -201,3 +201,10 @@ def test_records_of_wrong_types_are_no_evidence():
         host(1, cgroup={"path": "/a", "oom_kills": "x"}),
     ]
     assert host_fact([*strange, host(2)], {7: 0}, {"signal": 9}).kill is None
+
+
+def test_a_kill_that_nothing_explains_is_neither_a_memory_problem_nor_a_clean_run():
+    found = diagnose(Evidence(host=host_fact([host(1)], {7: 0}, {"signal": 9}))).to_json()
+    assert not found["failed"]
+    assert found["verdicts"] == []
+    assert "SIGKILL" in found["advice"][0]
