@@ -169,7 +169,8 @@ def _aligned(
 ) -> tuple[SegmentsAt, IntArray]:
     """Segments of a replay in the form of the snapshot's own, and the block size of every live allocation.
 
-    The replay does the two rows of a free together: between them the allocation is in no segment any more.
+    The replay does the two rows of a free together, and those of a segment and its first block: between them a freed
+    allocation is in no segment any more, and a new segment is not there yet.
     """
     lives = analysis.lives
     alive = np.flatnonzero(analysis.alive(row))

@@ -16,9 +16,8 @@ from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.history import sentence
 from oomscope.store.snapshots import Limits, Selection
 from oomscope.tui.actions import make_bindings
-from oomscope.tui.editor import edit
 from oomscope.tui.screens.snapshot_actions import SCREEN_ACTIONS
-from oomscope.tui.screens.snapshot_keys import SnapshotKeys
+from oomscope.tui.screens.snapshot_file_keys import SnapshotFileKeys
 from oomscope.tui.screens.snapshot_work import (
     Loaded,
     LoadFailed,
@@ -29,7 +28,6 @@ from oomscope.tui.screens.snapshot_work import (
     Replays,
     load,
 )
-from oomscope.tui.screens.whatif import WhatIfScreen
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.frame import AlertLine, TitleLine
 from oomscope.tui.widgets.icicle import Icicle
@@ -50,7 +48,7 @@ ALL_AT = (130, 36)
 """Columns and rows from which all views are shown at once."""
 
 
-class SnapshotScreen(SnapshotKeys):
+class SnapshotScreen(SnapshotFileKeys):
     """Timeline, icicle, allocations and segments of one memory snapshot."""
 
     MODE = "snapshot"
@@ -83,10 +81,7 @@ class SnapshotScreen(SnapshotKeys):
 
     def __init__(self) -> None:
         super().__init__()
-        self._files: list[Path] = []
-        self._path: Path | None = None
         self._loading: Path | None = None
-        self._analyses: list[DeviceAnalysis] = []
         self._view = "icicle"
         self._with_reserved = True
         self._chosen = ""
@@ -419,34 +414,6 @@ class SnapshotScreen(SnapshotKeys):
             self.query_one("#allocations" if self.has_class("-all") else f"#{self._view}").focus()
         return was_open
 
-    def action_device(self) -> None:
-        used = [each for each in self._analyses if len(each.lives)]
-        if self._painter is None or len(used) < 2:
-            self.notify("this snapshot shows one device")
-            return
-        at = used.index(self._painter.analysis)
-        self._use(used[(at + 1) % len(used)])
-
-    def action_file(self, delta: int) -> None:
-        if self.host.model is not None:
-            self.host.action_rank(delta)
-        elif len(self._files) > 1 and self._path in self._files:
-            self._open(self._files[(self._files.index(self._path) + delta) % len(self._files)])
-
-    def action_whatif(self) -> None:
-        """The history replayed under other settings, in an overlay."""
-        if self._path is None or self._painter is None or not len(self._painter.analysis.device.events):
-            self.notify("this snapshot holds no history to replay")
-            return
-        self.app.push_screen(WhatIfScreen(self._path))
-
-    def action_edit(self) -> None:
-        frame = self.query_one(StackPane).frame
-        if frame is None or not frame.file.endswith(".py"):
-            self.notify("select a line of Python first")
-        else:
-            edit(self.app, frame.file, frame.line)
-
     def action_back(self) -> None:
         if self._close_filter() or self.query_one(Icicle).zoom_out():
             return
@@ -459,21 +426,3 @@ class SnapshotScreen(SnapshotKeys):
             self._show_only("allocations")
         elif self.host.model is not None:
             self.host.action_go("oom")
-
-    # -- copying -----------------------------------------------------------------------------
-
-    def copy_text(self) -> str:
-        if self._painter is None:
-            return ""
-        focused = self.app.focused
-        if isinstance(focused, (Icicle, Allocations, SegmentMap, StackPane, SnapshotTimeline)):
-            return focused.plain_text()
-        return self.query_one(Icicle).plain_text()
-
-    def command_text(self) -> str:
-        if self._path is None or self._painter is None:
-            return ""
-        if not self._painter.analysis.history.is_usable:
-            return f"oomscope inspect {self._path}"
-        row = self._wish.row + self._painter.analysis.device.skipped_events
-        return f"oomscope inspect {self._path} --at event:{max(0, row)}"
