@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from oomscope.launch.proof import prove
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -78,6 +80,36 @@ def test_a_sample_is_named_and_mended(name: str, tmp_path: Path) -> None:
     peaks = [rank["peak_reserved_bytes"] for rank in second["ranks"]]
     assert predicted["low_bytes"] <= max(peaks) <= predicted["high_bytes"]
     assert all(rank["peak_reserved_bytes"] <= rank["capacity_bytes"] for rank in second["ranks"])
+
+
+#: A size at which a sample trains on the CPU in seconds; the vocabulary is wide enough for fused-ce.
+SMALL = [
+    "--device=cpu", "--layers=2", "--width=64", "--heads=2", "--vocab=8192", "--seq-len=32", "--batch-size=4",
+    "--iterations=4",
+]  # fmt: skip
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(DEFECTS) - {"ddp_gpt"}))  # its one form needs NCCL
+def test_the_fix_keeps_the_numbers(name: str, tmp_path: Path) -> None:
+    """Trained on the CPU with and without the fix of the rerun: the losses are equal."""
+    _, _, fixes, _ = DEFECTS[name]
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'schema = "oomscope.plan/1"\nfixes = {json.dumps(fixes)}\n')
+    script = [f"samples/{name}.py", *SMALL]
+    folders = [tmp_path / "plain", tmp_path / "fixed"]
+    run(folders[0], *script)
+    summary = run(folders[1], "--plan", str(plan), *script)
+    assert summary["attempts"][0]["fixes"] == fixes
+    proof = prove(*(next(folder.glob("sessions/*/attempts/001")) for folder in folders))
+    # The fused loss adds in another order; everything else is the same arithmetic.
+    assert proof["loss"] in (("equal", "within") if fixes == ["fused-ce"] else ("equal",)), proof[
+        "loss_detail"
+    ]
+    assert proof["steps"]["before"] == proof["steps"]["after"] >= 4
+    assert set(proof["fixes"].values()) <= {"applied"}
+    assert proof["accepted"] is True
 
 
 @pytest.mark.parametrize("name", DEFECTS)
