@@ -172,9 +172,14 @@ def growth_fact(growth: GrowthGroup) -> Fact:
 
 
 def piles_up(e: Evidence) -> bool:
-    """Survivors of earlier iterations make up much of what was alive, in a loop without optimizer steps."""
+    """Survivors of earlier iterations make up much of what was alive, where the steps themselves decide nothing.
+
+    Either the loop has no optimizer steps, or it failed after so few that their series has no trend yet.
+    """
     g = e.growth
-    return g is not None and g.unit == "iteration" and share(g.bytes, e.allocated) >= 0.3
+    if g is None or share(g.bytes, e.allocated) < 0.3:
+        return False
+    return g.unit == "iteration" or (len(g.births) >= 3 and (e.trend is None or e.trend.kind == "unclear"))
 
 
 def trend_fact(e: Evidence) -> Fact | None:

@@ -366,3 +366,15 @@ def test_an_evaluation_that_records_gradients_is_no_case_of_fragmentation():
     found = diagnose(session("eval", oom=fact, allocator=FRAGMENTED, model=model()))
     assert found.verdicts[0].rule.cause == "eval_no_nograd"
     assert found.verdicts[0].finding.confidence > 0.8
+
+
+def test_a_leak_that_fills_the_card_within_a_few_steps_is_no_lack_of_capacity():
+    """Too few steps for a trend; but what outlived three of them is much of what was alive."""
+    unclear = Trend("unclear", 0.0, 0.0, 0.0, 0.0, 3, 1.1 * GIB, 2.0 * GIB)
+    kept = dataclasses.replace(growth(12, "activation"), bytes=9 * GIB, births=(2, 3, 4))
+    found = diagnose(session(step=5, trend=unclear, growth=kept, lint=lint("graph-append"), model=model()))
+    assert found.verdicts[0].rule.cause == "graph_accumulation"
+    assert all(verdict.rule.cause != "capacity_activations" for verdict in found.verdicts)
+    brief = dataclasses.replace(kept, births=(3, 4))
+    found = diagnose(session(step=5, trend=unclear, growth=brief, lint=lint("graph-append"), model=model()))
+    assert found.verdicts[0].rule.cause == "capacity_activations"
