@@ -30,6 +30,13 @@ def _fix(e: Evidence) -> Answer:
     ]
     if bad:
         worst = bad[0]
+        if e.trend is not None and e.trend.is_leak:
+            return Finding(
+                0.6,
+                f"{worst.fix} saved {t.size(worst.measured_saving or 0)} where {t.size(worst.predicted_saving)} were "
+                "predicted: memory grows from step to step, which a prediction of a few steps cannot contain.",
+                t.facts(t.trend_fact(e)),
+            )
         return Finding(
             0.9,
             f"{worst.fix} saved {t.size(worst.measured_saving or 0)} where {t.size(worst.predicted_saving)} were "

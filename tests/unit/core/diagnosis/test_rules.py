@@ -378,3 +378,19 @@ def test_a_leak_that_fills_the_card_within_a_few_steps_is_no_lack_of_capacity():
     brief = dataclasses.replace(kept, births=(3, 4))
     found = diagnose(session(step=5, trend=unclear, growth=brief, lint=lint("graph-append"), model=model()))
     assert found.verdicts[0].rule.cause == "capacity_activations"
+
+
+def test_a_leak_explains_why_a_fix_saved_less_than_predicted():
+    outcome = FixOutcome("fused-ce", 4 * GIB, GIB)
+    rank = RankFact(rank=0, capacity_bytes=24 * GIB)
+    found = diagnose(
+        Evidence(
+            rank=rank,
+            ranks=(rank,),
+            trend=leak(),
+            lint=lint("graph-append"),
+            outcomes=(outcome,),
+            finished=True,
+        )
+    )
+    assert [verdict.rule.cause for verdict in found.verdicts[:2]] == ["graph_accumulation", "fix_ineffective"]
