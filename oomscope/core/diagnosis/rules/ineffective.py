@@ -102,7 +102,7 @@ def _shard(e: Evidence) -> Answer:
 
 RULES = (
     Rule(
-        "oom.fix_ineffective", "fix_ineffective", "a fix changed nothing", "V",
+        "oom.fix_ineffective", "fix_ineffective", "a fix did less than expected", "V",
         "peak before and after", _fix, (),
     ),
     Rule(
