@@ -195,6 +195,7 @@ def apply_in_place(session: Session, attempt: Attempt, patches: PatchSet, starte
     for index, each in enumerate(patches.files):
         original = originals / f"{index}-{each.path.name}"
         original.write_bytes(each.before)
+        _copy_time(each.path, original)
         entries.append(
             {
                 "path": str(each.path.resolve()),
@@ -239,6 +240,7 @@ def undo(session: Session) -> list[Path]:
         restored.append((path, session.path / entry["original"]))
     for path, original in restored:
         replace_file(path, original.read_bytes())
+        _copy_time(original, path)  # it is the file of the failed run again, and so is its time of change
     LineWriter(session.path / JOURNAL).append({"k": "undone", "patch": last["patch"]})
     return [path for path, _ in restored]
 
@@ -258,6 +260,12 @@ def replace_file(path: Path, content: bytes) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def _copy_time(source: Path, target: Path) -> None:
+    """Give `target` the time of change of `source`."""
+    status = source.stat()
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _digest(content: bytes) -> str:

@@ -94,6 +94,7 @@ def test_files_are_changed_only_after_a_yes_and_restored_by_undo(project):
     assert refused.exit_code != 0
     assert (folder / "train.py").read_text() == TRAIN
 
+    changed_ns = (folder / "train.py").stat().st_mtime_ns
     assert run(session.path, "--apply", "leak-detach", "--yes").exit_code == 0
     assert "loss.detach()" in (folder / "train.py").read_text()
     assert (folder / "train.py").stat().st_mode & 0o777 == 0o755
@@ -102,6 +103,9 @@ def test_files_are_changed_only_after_a_yes_and_restored_by_undo(project):
 
     assert run(session.path, "--undo").exit_code == 0
     assert (folder / "train.py").read_text() == TRAIN
+    assert (folder / "train.py").stat().st_mtime_ns == changed_ns, (
+        "else it counts as changed since the failed run"
+    )
     again = run(session.path, "--undo")
     assert isinstance(again.exception, PatchDoesNotApply)
 
