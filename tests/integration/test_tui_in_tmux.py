@@ -29,7 +29,9 @@ class Terminal:
     def __init__(self, folder: Path, *, columns: int, rows: int) -> None:
         self._base = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
         # COLUMNS and LINES, which parallel test runs set, would win over the size of this terminal.
-        environment = {k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR", "CI", "COLUMNS", "LINES")}
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR", "CI", "COLUMNS", "LINES")
+        }
         environment |= {"OOMSCOPE_HOME": str(folder / "state"), "TERM": "xterm-256color"}
         shell = "env 'PS1=READY ' bash --norc --noprofile"
         command = ["new-session", "-d", "-x", str(columns), "-y", str(rows), shell]
