@@ -104,22 +104,34 @@ class DevicePeaks:
             return False
         self._stats, self._reset = stats, reset
 
-        def memory_stats(device: int) -> _Stats:
+        self._backend._cuda_memoryStats = self._folding(stats)
+        self._backend._cuda_resetPeakMemoryStats = self._resetting(reset, stats)
+        self._wrap_accelerator(stats)
+        return True
+
+    def _folding(self, stats: Callable[[int], _Stats]) -> Callable[[int], _Stats]:
+        """`stats` with the peaks that our own resets hid."""
+
+        def folded(device: int) -> _Stats:
             answer: _Stats = stats(device)
             hidden = self._hidden.get(device)
             if hidden:
                 _fold(answer, hidden, "")
             return answer
 
+        return folded
+
+    def _resetting(
+        self, reset: Callable[[int], None], cuda_stats: Callable[[int], _Stats]
+    ) -> Callable[[int], None]:
+        """`reset` as the script calls it: our interval keeps its peak, and nothing stays hidden."""
+
         def reset_peak(device: int) -> None:
-            self._keep(self._interval, device, stats(device))
+            self._keep(self._interval, device, cuda_stats(device))
             reset(device)
             self._hidden.pop(device, None)
 
-        self._backend._cuda_memoryStats = memory_stats
-        self._backend._cuda_resetPeakMemoryStats = reset_peak
-        self._wrap_accelerator(stats)
-        return True
+        return reset_peak
 
     def _wrap_accelerator(self, cuda_stats: Callable[[int], _Stats]) -> None:
         """The same for torch.accelerator, whose counters are the same ones by another name."""
@@ -128,20 +140,8 @@ class DevicePeaks:
         if stats is None or reset is None:
             return
 
-        def device_stats(device: int) -> _Stats:
-            answer: _Stats = stats(device)
-            hidden = self._hidden.get(device)
-            if hidden:
-                _fold(answer, hidden, "")
-            return answer
-
-        def reset_peak(device: int) -> None:
-            self._keep(self._interval, device, cuda_stats(device))
-            reset(device)
-            self._hidden.pop(device, None)
-
-        self._backend._accelerator_getDeviceStats = device_stats
-        self._backend._accelerator_resetPeakStats = reset_peak
+        self._backend._accelerator_getDeviceStats = self._folding(stats)
+        self._backend._accelerator_resetPeakStats = self._resetting(reset, cuda_stats)
 
     def now(self, device: int) -> _Stats:
         """The allocator's own counters; their peaks count from the last `interval`."""
