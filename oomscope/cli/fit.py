@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oomscope.cli.device import rank_numbers, simulated_card
 from oomscope.errors import ExitCode, UsageError
 from oomscope.units import format_bytes
 
@@ -94,7 +95,7 @@ def fit(
     from oomscope.launch.selftest import check_simulator
     from oomscope.store.session import Session
 
-    card = _card(device)
+    card = simulated_card(device)
     if highest is not None and highest < lowest:
         raise UsageError(f"--to {highest} is below --from {lowest}")
     interpreter = job_python(asked=python)
@@ -109,7 +110,7 @@ def fit(
         device=device,
     )
     attempt = session.new_attempt(command=list(launch.command), kind="fit")
-    chosen = _ranks(ranks)
+    chosen = rank_numbers(ranks)
     spec = JobSpec(
         command=launch.command, cwd=Path.cwd(), env=dict(os.environ), device=card, plan={}, steps=steps,
         detail=False, role="prediction", attempt_dir=attempt.path, output="files", ranks=chosen,
@@ -133,26 +134,6 @@ def fit(
     else:
         click.echo(_verdict(found.flag, best, curve, card, capacity))
     return int(ExitCode.DONE if best is not None else ExitCode.ANSWER_IS_NO)
-
-
-def _card(device: str) -> Card:
-    from oomscope.simulate import cards
-
-    if not device.startswith("sim:"):
-        raise UsageError(f"--device {device}: fit runs on simulated cards", hint="--device sim:a100-40g")
-    try:
-        return cards.resolve(device)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _ranks(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--ranks {text}: not numbers", hint="for example --ranks 0,7") from None
 
 
 def _world_size(command: Sequence[str]) -> int:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oomscope.cli.device import rank_numbers, simulated_card
 from oomscope.cli.terminal import has_screens
 from oomscope.errors import ExitCode, OomscopeError, UsageError
 
 if TYPE_CHECKING:
     from oomscope.launch.command import Launch
     from oomscope.launch.loop import RunRequest
-    from oomscope.simulate.cards import Card
     from oomscope.store.session import Session
 
 RISK_NAMES = ("none", "exact", "rounding", "semantic", "topology")
@@ -175,7 +175,7 @@ def _run(options: Options) -> int:
 
     python = job_python(asked=options.python)
     launch = build_command(options.command, python)
-    card = _card(options.device)
+    card = simulated_card(options.device) if options.device else None
     chosen = _ids(options.apply_)
     _refuse_early(chosen)
     screens = not options.as_json and not options.auto and has_screens(options.ui)
@@ -193,21 +193,6 @@ def _run(options: Options) -> int:
     return _with_screens(session, request) if screens else _in_foreground(session, request, options)
 
 
-def _card(device: str | None) -> Card | None:
-    if device is None:
-        return None
-    from oomscope.simulate import cards
-
-    if not device.startswith("sim:"):
-        raise UsageError(
-            f"--device {device}: only simulated cards can be named", hint="--device sim:a100-40g"
-        )
-    try:
-        return cards.resolve(device)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def _request(options: Options, launch: Launch, chosen: tuple[str, ...], *, screens: bool) -> RunRequest:
     from oomscope.launch.loop import RunRequest
 
@@ -216,7 +201,7 @@ def _request(options: Options, launch: Launch, chosen: tuple[str, ...], *, scree
         cwd=os.getcwd(),
         device=options.device.removeprefix("sim:") if options.device else None,
         steps=options.steps,
-        ranks=_rank_numbers(options.ranks),
+        ranks=rank_numbers(options.ranks),
         detail=options.detail,
         output="files" if screens else "tee" if options.as_json else "through",
         take_best=options.yes or options.auto,
@@ -290,15 +275,6 @@ def _planned(path: str | None) -> tuple[str, ...]:
     from oomscope.launch.plan_file import read_plan
 
     return read_plan(Path(path)).fixes
-
-
-def _rank_numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--ranks {text}: not numbers", hint="for example --ranks 0,7") from None
 
 
 def _seconds(text: str | None) -> float | None:
