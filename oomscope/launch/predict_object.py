@@ -114,6 +114,7 @@ def predicted(outcome: Outcome) -> dict[str, Any] | None:
         "time_factor": outcome.time_factor,
         "next_peak_phase": outcome.peak_phase,
         "fits": outcome.fits,
+        "tight": outcome.tight,
         "basis": outcome.basis,
     }
 

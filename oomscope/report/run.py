@@ -7,7 +7,7 @@ without screens, in a CI log and in a mail.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from oomscope.collect.outside import exit_meaning
@@ -166,25 +166,34 @@ def diagnosis_lines(findings: diagnosis_view.Diagnosis) -> list[str]:
 
 def fix_lines(fixes: fixes_view.Fixes) -> list[str]:
     """The fixes that help, best first, then those that do not, with the reason."""
-    helpful = [row for row in fixes.rows if row.applicable and row.effective is not False]
+    wanted = [row for row in fixes.rows if row.applicable and row.effective is not False]
+    helpful = [(row, row.predicted) for row in wanted if row.predicted is not None]
     useless = [row for row in fixes.rows if row.applicable and row.effective is False]
     capacity = wording.size(fixes.capacity_bytes)
     lines = [f"  FIXES      predicted by: {fixes.basis or 'nothing'}; capacity {capacity}", ""]
     if helpful:
         lines.append(f"    {'':2}{'fix':<22}{'peak GiB':>9} {'interval':>13}  {'fits':<8}{'time':<7}risk")
-    lines += ["    " + _fix_row(row, marked=fixes.recommended == (row.id,)) for row in helpful]
+    for row, predicted in helpful:
+        marked = fixes.recommended == (row.id,)
+        lines.append("    " + _prediction_row(row.id, predicted, row.risk, marked=marked))
     for plan in fixes.plans:
         if len(plan.fixes) > 1 and plan.predicted is not None:
             marked = set(plan.fixes) == set(fixes.recommended)
             lines.append("    " + _prediction_row(" + ".join(plan.fixes), plan.predicted, "", marked=marked))
     if not helpful:
         lines.append("    none that applies is known to help")
-    if useless:
-        lines += ["", "    no help here:"]
-    for row in useless:
-        lines += textwrap.wrap(
-            f"{row.id}: {row.note()}", WIDTH - 6, initial_indent="      ", subsequent_indent="        "
-        )
+    lines += _remarks("not predicted:", [row for row in wanted if row.predicted is None])
+    return lines + _remarks("no help here:", useless)
+
+
+def _remarks(heading: str, rows: Sequence[fixes_view.FixRow]) -> list[str]:
+    by_note: dict[str, list[str]] = {}
+    for row in rows:
+        by_note.setdefault(row.unpredicted or row.note(), []).append(row.id)
+    lines = ["", f"    {heading}"] if rows else []
+    for note, ids in by_note.items():
+        remark = f"{', '.join(ids)}: {note}"
+        lines += textwrap.wrap(remark, WIDTH - 6, initial_indent="      ", subsequent_indent="        ")
     return lines
 
 
@@ -205,18 +214,11 @@ def proof_lines(row: compare.AttemptRow, proof: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _fix_row(row: fixes_view.FixRow, *, marked: bool) -> str:
-    if row.predicted is None:
-        return f"{'> ' if marked else '  '}{row.id:<22}{'unknown':>9} {'':>13}  {'?':<8}{'':<7}{row.risk}"
-    return _prediction_row(row.id, row.predicted, row.risk, marked=marked)
-
-
 def _prediction_row(name: str, predicted: fixes_view.Prediction, risk: str, *, marked: bool) -> str:
     span = f"{wording.gib(predicted.low_bytes, 2)}–{wording.gib(predicted.high_bytes, 2)}"
-    fits = {True: "yes", False: "no", None: "unknown"}[predicted.fits]
     time = wording.factor(predicted.time_factor)
     peak = wording.gib(predicted.peak_bytes, 2)
-    return f"{'> ' if marked else '  '}{name:<22}{peak:>9} {span:>13}  {fits:<8}{time:<7}{risk}".rstrip()
+    return f"{'> ' if marked else '  '}{name:<22}{peak:>9} {span:>13}  {predicted.verdict():<8}{time:<7}{risk}".rstrip()
 
 
 def _row(session: Session, attempt: Attempt) -> compare.AttemptRow:

@@ -29,6 +29,14 @@ class Prediction:
     """Where the peak would be then."""
     fits: bool | None
     basis: str
+    tight: bool = False
+    """It fits, but the upper end of the interval does not."""
+
+    def verdict(self) -> str:
+        """Whether it fits, in one word: "yes", "tight", "no" or "unknown"."""
+        if self.fits is None:
+            return "unknown"
+        return ("tight" if self.tight else "yes") if self.fits else "no"
 
     def interval(self) -> str:
         """Half the width of the interval as "±0.4", empty when the prediction is a single number."""
@@ -192,6 +200,7 @@ def _prediction(item: Mapping[str, Any], *, fits: bool | None = None) -> Predict
         time_factor=real(item, "time_factor"),
         next_phase=text(item, "next_peak_phase"),
         fits=own if own is not None else fits,
+        tight=bool(flag(item, "tight")),
         basis=text(item, "basis"),
     )
 
@@ -285,6 +294,14 @@ def _diff_line(line: str) -> PreviewLine:
     return PreviewLine({"+": "added", "-": "removed"}.get(line[:1], "text"), line)
 
 
+_FITS = {
+    "yes": "fits",
+    "tight": "fits, but the upper end of the interval does not",
+    "no": "does not fit",
+    "unknown": "unknown whether it fits",
+}
+
+
 def sentences(fixes: Fixes) -> list[str]:
     """The fixes that were looked at, one line each, for `y` and for output without a terminal."""
     lines = []
@@ -292,9 +309,9 @@ def sentences(fixes: Fixes) -> list[str]:
         if not row.applicable or row.effective is False:
             continue
         if row.predicted is None:
-            lines.append(f"{row.id}: {row.title}; not predicted")
+            lines.append(f"{row.id}: {row.title}; {row.note()}")
             continue
-        fit = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[row.predicted.fits]
+        fit = _FITS[row.predicted.verdict()]
         lines.append(
             f"{row.id}: {row.title}; predicted peak {wording.size(row.predicted.peak_bytes)} "
             f"({wording.size(row.predicted.low_bytes)} to {wording.size(row.predicted.high_bytes)}), {fit}, "

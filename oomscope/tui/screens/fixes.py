@@ -118,6 +118,9 @@ class FixesScreen(BaseScreen):
         predicted = found.predicted_for(chosen)
         if predicted is None:
             return Alert("warn", "no prediction for exactly this combination", "A", "apply anyway")
+        if predicted.tight:
+            top = wording.size(predicted.high_bytes)
+            return Alert("warn", f"predicted to fit, but it may need up to {top}", "A", "apply & rerun")
         if predicted.fits:
             return Alert(
                 "ok", f"predicted to fit: {wording.size(predicted.peak_bytes)}", "A", "apply & rerun"

@@ -107,11 +107,19 @@ def _head(wide: bool) -> list[Span]:
     return [(head, "heading")]
 
 
+_FITS = {
+    "yes": ("✔ yes", "ok"),
+    "tight": ("tight", "warn"),
+    "no": ("✖ no", "error"),
+    "unknown": ("?", "warn"),
+}
+
+
 def _numbers(row: FixRow, *, recommended: bool) -> list[Span]:
     found = row.predicted
     assert found is not None
     saving = "–" if row.saving_bytes is None else f"−{wording.gib(row.saving_bytes)}"
-    fits = {True: ("✔ yes", "ok"), False: ("✖ no", "error"), None: ("?", "warn")}[found.fits]
+    fits = _FITS[found.verdict()]
     return [
         (f"{saving:>10}", "bold"),
         (f"{wording.gib(found.peak_bytes):>7} {found.interval():<5}", ""),
