@@ -18,13 +18,24 @@ _OVER_TIME = re.compile(
     r"\b(?:over|after|within|from|between|across)\b.{0,20}\b(?:steps?|iter\w*|batch\w*|epochs?|hours?|updates?)\b",
     re.IGNORECASE,
 )
+_LIST = re.compile(
+    rf"(?<![\w.])(?P<chain>{_NUMBER}(?:, {_NUMBER}){{2,9}}) ?(?P<unit>[KMGT]i?B)\b", re.IGNORECASE
+)
+_KINDS = r"tensors|objects|allocations|blocks|graphs"
+_COUNT = re.compile(
+    rf"\b(?P<what>{_KINDS})\b[^.;\d]{{0,30}}\bfrom (?P<a>{_NUMBER}) to (?P<b>{_NUMBER})\b"
+    rf"|\bfrom (?P<c>{_NUMBER}) to (?P<d>{_NUMBER}) (?:\w+ )?(?P<kind>{_KINDS})\b",
+    re.IGNORECASE,
+)
 _FAILS = re.compile(
     r"(?<!no )\bOOMs?\b|out of memory|(?<!never )\bfail|\bcrash|\bdies\b|\bkilled\b", re.IGNORECASE
 )
 _OBJECTS = ("tensors", "objects", "allocations", "blocks", "graphs")
+_OVER = r"(?:[^.\d]|(?:bf|fp|float|tf)(?:16|32)|\.(?=[a-z])){0,40}?"
+"""Between the two figures of a comparison: words, names of number types, but no other figure."""
 _STATE = r"on|off|with|without|enabled|disabled|before|after|non-reentrant|reentrant"
 _PAIR = re.compile(
-    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?P<first>{_STATE})\b[^.\d]{{0,30}}"
+    rf"(?P<a>{_NUMBER}) ?(?P<ua>{_UNIT})? ?\(?(?P<first>{_STATE})\b{_OVER}"
     rf"(?P<b>{_NUMBER}) ?(?P<ub>{_UNIT})? ?\(?(?P<second>{_STATE})\b",
     re.IGNORECASE,
 )
@@ -40,6 +51,13 @@ _NEED = re.compile(
     rf"\b(?:machine|host|node|server|RAM)\b\D{{0,12}}(?P<have>{_NUMBER}) ?(?P<uh>[GT])i?B",
     re.IGNORECASE,
 )
+_TIMES = re.compile(
+    rf"\b(?P<n>\d{{1,3}}) (?:ranks|processes|GPUs|procs) (?:x|×|times|of) "
+    rf"(?P<each>{_NUMBER}) ?(?P<un>[GT])i?B\b.{{0,50}}?"
+    rf"(?:(?P<have>{_NUMBER}) ?(?P<uh>[GT])i?B (?:of )?(?:node|host|machine|RAM)"
+    rf"|\b(?:node|host|machine|RAM)\b\D{{0,12}}(?P<has>{_NUMBER}) ?(?P<us>[GT])i?B)",
+    re.IGNORECASE,
+)
 _SAME = 0.03
 """Two peaks this close are the same: allocation and timing move a peak by a per cent or two."""
 _LEVEL = 0.005
@@ -49,11 +67,18 @@ _LEVEL = 0.005
 def from_figures(text: str) -> Iterator[tuple[str, str]]:
     """(name of a signal, what it says) for each relation found between the figures of `text`."""
     yield from _series(text)
+    yield from _listed(text)
+    yield from _counted(text)
     pair = _PAIR.search(text) or _PAIR_AFTER.search(text)
     if pair is not None and _one_is_off(pair) and _unit_of(pair["ua"], pair["ub"]):
         off, on = float(pair["a"]), float(pair["b"])
         if off > 0 and abs(off - on) <= _SAME * off:
             yield "says:no_effect", f"a fix changed nothing (“{pair.group()[:60]}”)"
+    times = _TIMES.search(text)
+    if times is not None and _exceeds(times):
+        sentence = f"together that is more than the machine has (“{times.group()[:60]}”)"
+        yield "says:host", sentence
+        yield "says:host_each", sentence
     need = _NEED.search(text)
     if need is not None and _giga(need["need"], need["un"]) > _giga(need["have"], need["uh"]):
         sentence = f"more is needed than the machine has (“{need.group()[:60]}”)"
@@ -64,6 +89,12 @@ def from_figures(text: str) -> Iterator[tuple[str, str]]:
 def _one_is_off(pair: re.Match[str]) -> bool:
     """Of two figures one is with the fix and one without."""
     return (pair["first"].lower() in _OFF) != (pair["second"].lower() in _OFF)
+
+
+def _exceeds(times: re.Match[str]) -> bool:
+    """So many processes of that size need more than the machine has."""
+    number, unit = (times["have"], times["uh"]) if times["have"] else (times["has"], times["us"])
+    return int(times["n"]) * _giga(times["each"], times["un"]) > _giga(number, unit)
 
 
 def _giga(number: str, unit: str) -> float:
@@ -93,6 +124,30 @@ def _series(text: str) -> Iterator[tuple[str, str]]:
                 yield "says:plateau", f"it rises and then stays {quoted}"
         elif (len(values) >= 3 and values == sorted(values)) or _OVER_TIME.search(text):
             yield "says:growing", f"memory grows {quoted}"
+
+
+def _listed(text: str) -> Iterator[tuple[str, str]]:
+    """Sizes one after the other, separated by commas: "1.9, 2.6, 2.7, 2.7 GB after epochs 1 to 4"."""
+    for match in _LIST.finditer(text):
+        values = [float(n) for n in match["chain"].split(", ")]
+        quoted = f"(“{match.group().strip()[:60]}”)"
+        if values != sorted(values) or values[-1] <= values[0]:
+            continue
+        if values[-1] - values[-2] <= _LEVEL * values[-1]:
+            if not _FAILS.search(text):
+                yield "says:plateau", f"it rises and then stays {quoted}"
+        else:
+            yield "says:growing", f"memory grows {quoted}"
+
+
+def _counted(text: str) -> Iterator[tuple[str, str]]:
+    for match in _COUNT.finditer(text):
+        first, last = (match["a"], match["b"]) if match["a"] else (match["c"], match["d"])
+        if float(last) > float(first):
+            what = (match["what"] or match["kind"]).lower()
+            sentence = f"the number of {what} grows (“{match.group().strip()[:60]}”)"
+            yield "says:objects", sentence
+            yield "says:growing", sentence
 
 
 __all__ = ["from_figures"]

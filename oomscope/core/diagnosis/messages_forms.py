@@ -150,6 +150,10 @@ def _worker(match: re.Match[str], segment: str) -> Fields:
     return {"kind": kind, "pid": int(match["pid"])}
 
 
+def _grouped_bytes(match: re.Match[str], segment: str) -> Fields:
+    return {"tried_bytes": int(match["n"].replace(",", ""))}
+
+
 def _buy_ram(match: re.Match[str], segment: str) -> Fields:
     return {"cpu_bytes": int(match["n"]) << 30}
 
@@ -216,6 +220,20 @@ FORMS: tuple[Form, ...] = (
         "cuda_error_oom",
         r"(?P<backend>CUDA|HIP)(?:error|failure)(?:\d+)?:?(?:outofmemory|hipErrorOutOfMemory|cudaErrorMemoryAllocation)",
         _backend_kind("error_oom"),
+    ),
+    _form(
+        "cuda_error_oom",
+        r"cudafailedwitherror2:?outofmemory|CUDAError:outofmemory|CUDAerror\(\S{1,200}?:\d+\):outofmemory",
+    ),
+    # RMM and CuPy bring allocators of their own.
+    _form(
+        "cuda_error_oom",
+        r"std::bad_alloc:out_of_memory:CUDA|cudaErrorMemoryAllocation(?:\(2\))?:?outofmemory",
+    ),
+    _form(
+        "cuda_error_oom",
+        r"(?:OutOfMemoryError|cudaErrorMemoryAllocation):Outofmemoryallocating(?P<n>[\d,]{1,30})bytes",
+        _grouped_bytes,
     ),
     _form("cublas_alloc", r"CUBLAS_STATUS_ALLOC_FAILED"),
     _form("cublas_maybe_oom", r"CUBLAS_STATUS_NOT_INITIALIZED"),
@@ -299,6 +317,11 @@ FORMS: tuple[Form, ...] = (
     _form(
         "host_kill", r"diedwith<Signals\.SIGKILL:9>|terminatedwithsignalSIGKILL|interruptedbysignal9:SIGKILL"
     ),
+    _form(
+        "host_kill",
+        r"(?:Task|Actor|Worker)(?:\(s\))?waskilledduetothenoderunninglowonmemory",
+        ignore_case=True,
+    ),
     _form("host_kill", r"Signal9\(SIGKILL\)receivedbyPID(?P<pid>\d+)", _ints(pid="pid")),
     _form("xla_oom", r"RESOURCE_EXHAUSTED:(?:XLA:TPUcompile\S{0,40})?Outofmemory"),
     _form("cuda_oom", _RAISED + r"(?P<backend>CUDA|HIP|XPU)outofmemory(?![\w])", _backend_allocator),
@@ -307,6 +330,6 @@ FORMS: tuple[Form, ...] = (
 #: A whole line (after prefixes) that says it: the shell's word for a killed child, and Python's own error.
 LINE_FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("host_kill", re.compile(r"^(?:\S+: line \d+:\s+\d+ )?Killed(?:\s.*python.*)?$")),
-    ("host_alloc", re.compile(r"^MemoryError(?::.*)?$")),
+    ("host_alloc", re.compile(r"^MemoryError(?!.*(?:CUDA|cuda))(?::.*)?$")),
     ("shm", re.compile(r"^Bus error(?: \(core dumped\))?(?:\s.*python.*)?$")),
 )

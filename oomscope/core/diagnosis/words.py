@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from oomscope.core.diagnosis.evidence import Signal
 from oomscope.core.diagnosis.figures import from_figures
+from oomscope.core.diagnosis.relations import from_relations
 
 STRENGTH = 0.6
 
@@ -169,9 +170,6 @@ def _patterns() -> tuple[tuple[str, re.Pattern[str], str], ...]:
     )
 
 
-_SIZE_EACH = re.compile(r"(?P<n>[\d.]+)\s*(?P<u>[MG])i?B (?:each|of every)", re.IGNORECASE)
-
-
 _WORKS = r"(?:works?|fits?|fine|ok|passes|passed|gone|disappears|solved|stable|trains)"
 _DENIED = re.compile(
     rf"(?P<works>\b{_WORKS}[, ]+)?\b(?:no|not|without|isn't|don't)(?: using| use| with| in)?(?: any| nn\.| torch\.)?\s*$",
@@ -206,13 +204,12 @@ def from_words(text: str, source: str = "words", strength: float = STRENGTH) -> 
         match = next((m for m in pattern.finditer(text) if not _is_denied(name, text, m)), None)
         if match:
             found[name] = Signal(name, f"{sentence} (“{match.group().strip()[:60]}”)", source, strength)
+    for name, sentence, match in from_relations(text):
+        if name not in found and not _is_denied(name, text, match):
+            quoted = f"{sentence} (“{match.group().strip()[:60]}”)"
+            found[name] = Signal(name, quoted, source, strength)
     for name, sentence in from_figures(text):
         found.setdefault(name, Signal(name, sentence, source, strength))
-    each = _SIZE_EACH.search(text)
-    if each and float(each["n"]) * (1 if each["u"].upper() == "G" else 1 / 1024) >= 0.95:
-        found["says:more_than_context"] = Signal(
-            "says:more_than_context", f"more than a context each ({each.group()})", source, strength
-        )
     return tuple(found.values())
 
 

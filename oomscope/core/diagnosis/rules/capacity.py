@@ -257,7 +257,8 @@ def _static(e: Evidence) -> Answer:
 
 def _longest(e: Evidence) -> Answer:
     if not e.failed:
-        longest = e.signal("says:longest")
+        wide = e.signal("says:wide_range") if e.signal("says:fails") is not None else None
+        longest = e.signal("says:longest") or wide
         if longest is not None and e.phase in (None, *t.IN_STEP) and e.signal("says:growing") is None:
             return Finding(
                 0.56,

@@ -57,6 +57,15 @@ def _per_rank(e: Evidence) -> Answer:
             t.facts(t.heard(several), Fact(f"phase {e.phase}", "phase")),
             (_RANKS_RSS, t.HOST),
         )
+    each = e.signal("says:host_each")
+    if each is not None and offload is None and e.signal("uses:workers") is None and not e.failed:
+        return Finding(
+            0.55,
+            "Memory that each process has for itself adds up: every rank loads its own copy of the weights into host "
+            "memory.",
+            (t.heard(each),),
+            (_RANKS_RSS, t.HOST),
+        )
     return Undecided((_RANKS_RSS, t.HOST))
 
 

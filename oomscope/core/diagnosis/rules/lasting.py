@@ -96,6 +96,9 @@ def _autocast_cache(e: Evidence) -> Answer:
         return Excluded((Fact("autocast is not on", "model"),))
     if cache is not None:
         return Finding(0.8, _CAST, (t.heard(cache),))
+    one = e.signal("says:one_autocast")
+    if one is not None and e.oom is None:
+        return Finding(0.62, _CAST, (t.heard(one),), (_EVAL,))
     if e.phase == "eval" and cast is not None and e.signal("says:host") is None:
         beside = _beside_parameters(e)
         if beside is not None:
@@ -196,7 +199,8 @@ def _hook(e: Evidence) -> Answer:
             t.facts(t.trend_fact(e), t.growth_fact(growth)),
         )
     hooks = e.signal("uses:hooks")
-    if hooks is not None and (e.signal("says:growing") is not None or e.phase == "eval"):
+    kept = e.signal("says:growing", "says:keeps_outputs")
+    if hooks is not None and (kept is not None or e.phase == "eval"):
         return Finding(
             0.7, "A hook or callback of a library keeps tensors.", (t.heard(hooks),), (t.SNAPSHOT,)
         )
@@ -212,6 +216,16 @@ def _framework(e: Evidence) -> Answer:
             (Fact(f"{bug.package} {bug.affected}: {bug.link}", "known bugs"),),
         )
     growing = e.signal("says:growing")
+    if growing is None and not e.failed:
+        lone = e.signal("says:contrast")
+        if lone is not None and e.phase is None and e.signal("says:foreach", "uses:autocast") is None:
+            return Finding(
+                0.52,
+                "The same program does not grow on another version: the cause lies below the program, in "
+                "the framework or what it stands on.",
+                (t.heard(lone),),
+                (t.SNAPSHOT, Missing("the same script on another version", "run it with another torch")),
+            )
     if growing is None or e.signal(
         "says:keeps_graph", "says:keeps_outputs", "uses:hooks", "says:python_objects"
     ):
@@ -243,12 +257,21 @@ def _compile(e: Evidence) -> Answer:
     if (
         graphs is not None
         and graphs.source == "words"
-        and (e.signal("says:fails", "says:growing") is not None)
+        and (e.signal("says:fails", "says:growing", "says:private_pool") is not None)
     ):
         return Finding(
             0.7,
             "CUDA graphs keep private pools; each recorded shape adds one.",
             (t.heard(graphs),),
+            (t.SNAPSHOT,),
+        )
+    looked = e.signal("says:recompiles")
+    if looked is not None and not e.failed and e.signal("says:objects", "says:no_effect") is None:
+        return Finding(
+            0.52,
+            "A compiled program that is not the same each time is compiled, and with CUDA graphs recorded, anew; each "
+            "recording keeps a pool of its own.",
+            (t.heard(looked),),
             (t.SNAPSHOT,),
         )
     if private is not None:

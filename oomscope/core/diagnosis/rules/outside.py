@@ -16,6 +16,8 @@ _CONSUMER = 13 * GIB
 
 A MIG slice of a large card looks as small; then the words say so.
 """
+_DATA_CENTRE = 33 * GIB
+"""No card with more memory than this is a consumer card: it serves under Linux, where nothing has to be committed."""
 _TORCH_KEEPS = Missing("what torch had reserved and allocated at that moment", t.RUN)
 
 
@@ -40,6 +42,8 @@ def _other_process(e: Evidence) -> Answer:
             )
     a = e.arithmetic
     if a is not None and a.has("foreign_memory"):
+        if t.refused(e):
+            return Excluded((Fact("what others hold left more free than was asked for", "message", e.free),))
         return _by_arithmetic(e)
     said = e.signal("says:invisible_process")
     if said is not None:
@@ -263,12 +267,13 @@ def _limit(e: Evidence) -> Answer:
     allowed = e.message.allowed_bytes if e.message is not None else None
     if (allowed is not None and e.capacity and allowed < 0.98 * e.capacity) or e.lint_of("memory-fraction"):
         return Excluded((Fact("a limit of the program itself explains it", "message", allowed),))
-    if e.tag("foreign_memory"):
-        return Undecided((t.PROCESSES, t.HOST))
     part = t.share(e.requested, e.free)
-    confidence = 0.62 if part >= _SMALL_PART else 0.42
+    # Host memory that could not be promised is a matter of Windows and its cards; a data-centre card has other limits.
+    confidence = 0.62 if part >= _SMALL_PART else 0.52 if (e.capacity or 0) >= _DATA_CENTRE else 0.42
     if e.message is not None and e.message.backend == "hip" and (e.requested or 0) <= 64 * MIB:
         confidence = 0.55
+    if e.tag("foreign_memory"):
+        confidence = min(confidence, 0.5)  # what others held may have come and gone
     if e.signal("uses:windows", "uses:wsl"):
         confidence = 0.4
     return Finding(

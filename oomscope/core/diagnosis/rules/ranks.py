@@ -34,7 +34,13 @@ def _context(e: Evidence) -> Answer:
     if said is not None and several and e.phase != "resume" and e.signal("says:more_than_context") is None:
         if e.signal("uses:dataparallel") is not None:
             return Excluded((Fact("nn.DataParallel explains a fuller first GPU", "words"),))
-        return Finding(0.66, text, (t.heard(said),), (_PLACES,))
+        large = e.signal("says:large_context")
+        return Finding(
+            0.45 if large else 0.66,
+            text,
+            t.facts(t.heard(said), t.heard(large) if large else None),
+            (_PLACES,),
+        )
     if len(e.ranks) == 1:
         return Excluded((Fact("there is one rank", "ranks", 1),))
     return Undecided((_PLACES, t.SOURCE))

@@ -340,3 +340,58 @@ def test_the_richer_echo_is_kept():
 def test_local_ranks_make_streams_too():
     m = one(f"[default1]: {NEW[:100]}\n[default1]: {NEW[100:]}")
     assert (m.local_rank, m.allocated_bytes) == (1, 20 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "RuntimeError: /build/include/tensorview/tensor.h 151\ncuda failed with error 2 out of memory. use CUDA_LAUNCH_BLOCKING=1",
+            {"kind": "cuda_error_oom"},
+        ),
+        ("CUDA Error: out of memory", {"kind": "cuda_error_oom"}),
+        ("CUDA error (src/kernel.cu:12): out of memory", {"kind": "cuda_error_oom"}),
+        (
+            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: 2,147,483,648 bytes).",
+            {"kind": "cuda_error_oom", "tried_bytes": GIB},
+        ),
+        (
+            "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /rmm/mr/device/cuda_memory_resource.hpp:62: cudaErrorMemoryAllocation out of memory",
+            {"kind": "cuda_error_oom"},
+        ),
+        (
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nMemory on the node was 60.5GB / 62.8GB",
+            {"kind": "host_kill"},
+        ),
+        (
+            "(RayTrainWorker pid=4711, ip=10.0.0.3) RuntimeError: NPU out of memory. Tried to allocate 36.00 MiB (NPU 3; 60.00 GiB total capacity; "
+            "59.00 GiB already allocated; 59.00 GiB current active; 12.00 MiB free; 59.50 GiB reserved in total by PyTorch) [repeated 7x across cluster]",
+            {"kind": "npu_oom", "gpu": 3, "free_bytes": 12 * MIB, "reserved_bytes": round(59.5 * GIB)},
+        ),
+        (
+            "!!! Exception during processing !!! HIP out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of 20.00 GiB of which "
+            "12.00 GiB is free. Of the allocated memory 5.00 GiB is allocated by PyTorch, and 256.00 MiB is reserved by PyTorch but unallocated.",
+            {"kind": "hip_oom", "tried_bytes": 30 * GIB, "reserved_unallocated_bytes": 256 * MIB},
+        ),
+        (
+            '{"level":"error","rank":3,"msg":"CUDA out of memory. Tried to allocate 1.50 GiB. GPU 3 has a total capacity of 80.00 GiB of which 512.00 MiB is free."}',
+            {"kind": "cuda_oom", "gpu": 3, "free_bytes": 512 * MIB},
+        ),
+    ],
+)
+def test_texts_of_other_libraries_and_wrappers(text, expected):
+    got = one(text).to_json()
+    assert {name: got[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+        "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2024-01-01T00:00:00 DUE TO TIME LIMIT ***",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+    ],
+)
+def test_what_only_sounds_like_a_shortage_is_silent(text):
+    assert parse_text(text) == []

@@ -27,6 +27,15 @@ def test_facts_alone_are_never_confidently_wrong(cases, capsys):
     assert counts["right"] >= 0.45 * sum(counts[k] for k in ("right", "secondary", "wrong", "unknown"))
 
 
+def test_of_the_reports_that_state_any_fact_most_are_decided(cases, capsys):
+    rows = [row for row in cases("reports.jsonl") if not row["repro"]]
+    told = [row for row in rows if row["facts"] not in ("-", None) or row.get("oom_fields")]
+    counts = BENCHMARK.judge(told, everything=False, details=True)
+    assert counts["right"] >= 0.6 * len(told)
+    assert counts["wrong"] <= 2
+    assert counts["confidently wrong"] == 0
+
+
 def test_a_report_of_ones_own(capsys):
     row = {
         "id": "X1", "root_cause_class": "ckpt_full_gather", "facts": "FSDP", "symptom": "OOM while saving", "when": "phase_save",

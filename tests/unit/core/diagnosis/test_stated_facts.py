@@ -401,6 +401,6 @@ def test_an_incomplete_message_that_refuses_free_memory():
     short = {"tried": 0.02, "capacity": 8, "free": 5, "allocated": 0.5}
     assert cause("", **short)[0] == "host_commit"
     assert cause("on a MIG slice", **short)[0] != "host_commit"
-    assert cause("", **{**short, "capacity": 80, "free": 60})[0] == "unknown"
+    assert cause("", **{**short, "capacity": 80, "free": 60})[0] == "limit_or_driver"
     assert cause("", **{**short, "tried": 3})[0] == "limit_or_driver"
     assert cause("", **{**short, "free": 0.01})[0] == "unknown"
