@@ -16,10 +16,18 @@ from typing import Any
 from oomscope.core.allocator.model import AllocatorConfig
 from oomscope.core.fixes import Fix, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, current_settings, join_settings, split_settings
-from oomscope.core.fixes.model import Band, merge_runtime
-from oomscope.core.fixes.prediction import Outcome, calibration, floor_sentence, interval
+from oomscope.core.fixes.formula import by_formula
+from oomscope.core.fixes.model import merge_runtime
+from oomscope.core.fixes.prediction import (
+    RECORDED,
+    SIMULATED,
+    Outcome,
+    calibration,
+    floor_sentence,
+    interval,
+)
 from oomscope.core.fixes.requests import predict_range
-from oomscope.core.fixes.search import Combination, Found, search, time_factor
+from oomscope.core.fixes.search import Combination, Found, compatible, search, time_factor
 from oomscope.errors import PredictionImpossible
 from oomscope.launch.job import JobSpec
 from oomscope.launch.patches import script_of
@@ -37,7 +45,7 @@ from oomscope.launch.predict_facts import (
 )
 from oomscope.launch.predict_object import Predictions, describe
 from oomscope.launch.predict_patches import Patches, is_patch_only, patch_options
-from oomscope.launch.predict_run import PredictionRuns, RawRun, Trial
+from oomscope.launch.predict_run import PARALLEL, PredictionRuns, RawRun, Trial
 from oomscope.simulate.cards import Card
 from oomscope.store.session import Attempt, Session
 
@@ -50,8 +58,10 @@ MAX_STEPS = 40
 #: Seconds of a run that importing torch takes, and how long the longer run for varying batches may take.
 _START_S = 2.5
 _LONGER_S = 60.0
-SIMULATED = "simulated device"
-RECORDED = "recorded facts, by formula"
+#: Predictions of a job whose runs are slow get the time for so many runs of the baseline's duration, up to a limit: the
+#: catalogue has about 16 fixes that need one, and as many combinations may follow.
+_RUNS = 24
+_LONGEST_S = 900.0
 
 Progress = Callable[[str, int, int], None]
 
@@ -73,7 +83,7 @@ def predict(
         attempt: the failed (or finished) attempt.
         card: the card to predict for; None: only what the records tell.
         only: ids of the fixes to look at; None: all.
-        budget_s: no prediction run starts after so many seconds.
+        budget_s: no prediction run starts after so many seconds; more when the job is slow to start or to step.
         on_progress: called with (fix, done, total).
         spec: the job without any fix; None: as attempt.json tells.
 
@@ -100,6 +110,7 @@ def predict(
     prediction.note = _changed_script(spec, records)
     if not is_simulated(records):
         prediction.measured = step_peaks(records)
+        prediction.facts = with_observation(facts, records)  # with --detail
     return prediction.run(time.monotonic() + budget_s, on_progress or (lambda fix, done, total: None))
 
 
@@ -120,7 +131,19 @@ def spec_of(session: Session, attempt: Attempt, card: Card | None) -> JobSpec:
         detail=False,
         role="prediction",
         attempt_dir=attempt.path,
+        ranks=_decisive_rank(attempt),
     )
+
+
+def _decisive_rank(attempt: Attempt) -> tuple[int] | None:
+    """The rank on which predictions are made: the first that failed, else the fullest; None when none is known."""
+    result = attempt.result() or {}
+    failed = result.get("first_failing_rank")
+    if isinstance(failed, int):
+        return (failed,)
+    ranks = [each for each in result.get("ranks") or () if isinstance(each.get("rank"), int)]
+    fullest = max(ranks, key=lambda each: each.get("peak_reserved_bytes") or 0, default=None)
+    return (fullest["rank"],) if fullest is not None else None
 
 
 def _steps_for_varying(steps: int) -> int:
@@ -204,6 +227,7 @@ class _Prediction:
         if raw.failed:
             return self._by_formula(raw.failed)
         raw = self._longer_if_varying(runs, raw)
+        runs.give_at_least(min(_LONGEST_S, _RUNS * raw.duration_s / PARALLEL))
         self.scale = calibration(self.measured, step_peaks(raw.records))
         self.baseline = self._outcome((), raw)
         self.facts = dataclasses.replace(
@@ -217,7 +241,18 @@ class _Prediction:
         total = 1 + sum(fix.runs for fix in candidates)
         below_floor = self.capacity is not None and floor_sentence(self.facts, self.capacity) is not None
         found = self._search(search(candidates, self.baseline, below_floor=below_floor), runs, raw)
-        return self._object(found)
+        return self._object(self._with_all_together(found, candidates, runs, raw))
+
+    def _with_all_together(
+        self, found: Found, candidates: list[Fix], runs: PredictionRuns, raw: RawRun
+    ) -> Found:
+        """The fixes that were asked for are asked for together: their combination is predicted too."""
+        ids = tuple(fix.id for fix in candidates)
+        if self.only is None or len(ids) < 2 or ids in self.outcomes or compatible(ids, self.fixes):
+            return found
+        together = self._measure([ids], runs, raw)
+        self.outcomes.update(together)
+        return dataclasses.replace(found, plans=(*found.plans, *together.values()))
 
     def _longer_if_varying(self, runs: PredictionRuns, raw: RawRun) -> RawRun:
         """With batches of different size, more steps are needed to see the largest."""
@@ -341,33 +376,10 @@ class _Prediction:
         return every.to_json(wanted)
 
     def _by_formula(self, reason: str) -> dict[str, Any]:
-        """The lowest rung: bands from recorded facts. Plans are not searched for: bands do not add up."""
         self.note = f"no simulation ({reason}); figures are bands from recorded facts"
-        self.baseline = Outcome(
-            (),
-            peak_reserved_bytes=self.facts.peak_reserved_bytes or self.facts.oom_reserved_bytes,
-            peak_phase=self.facts.peak_phase,
-            basis=RECORDED,
-        )
-        for fix in self.fixes.values():
-            band = fix.band(self.facts) if fix.applicable(self.facts).ok else None
-            if band is not None and self.baseline.peak_reserved_bytes:
-                self.outcomes[(fix.id,)] = self._banded(fix, band)
-        return self._object(Found((), None))
-
-    def _banded(self, fix: Fix, band: Band) -> Outcome:
-        needed = (self.baseline.peak_reserved_bytes or 0) + (self.facts.requested_bytes or 0)
-        low, high = needed - band.high, needed - band.low
-        fits = None if self.capacity is None or low <= self.capacity < high else high <= self.capacity
-        return Outcome(
-            (fix.id,),
-            peak_reserved_bytes=(low + high) // 2,
-            low_bytes=low,
-            high_bytes=high,
-            fits=fits,
-            time_factor=fix.time_factor,
-            basis=f"{RECORDED}: {band.basis}",
-        )
+        self.baseline, self.outcomes, found = by_formula(self.facts, self.fixes, self.capacity)
+        self.patches = Patches.of(catalogue(), self.facts, self.spec)
+        return self._object(found)
 
 
 #: Assumed values that do not decide about memory: printed losses, copies to the host.

@@ -98,6 +98,10 @@ class PredictionRuns:
         self._lock = threading.Lock()
         self._control = JobControl()
 
+    def give_at_least(self, seconds: float) -> None:
+        """Let runs start for `seconds` from now, if they were to stop earlier."""
+        self.deadline = max(self.deadline, time.monotonic() + seconds)
+
     def run_all(self, trials: Mapping[str, Trial], steps: int) -> dict[str, RawRun]:
         """Run every trial (name -> what is tried) for `steps` optimizer steps, two at a time.
 

@@ -23,7 +23,16 @@ from .checkpointing import checkpointing_of_its_own
 from .runtime import Runtime, device_type, has_trainable, trains
 
 _LOW = (torch.float16, torch.bfloat16)
-_FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed")
+#: Framework -> module whose import shows that the script uses it: their packages import each other.
+_FRAMEWORKS = {
+    "transformers": "transformers.training_args",
+    "lightning": "lightning.pytorch.trainer.trainer",
+    "pytorch_lightning": "pytorch_lightning.trainer.trainer",
+    "accelerate": "accelerate.accelerator",
+}
+_ENGINES = ("DeepSpeedEngine", "PipelineEngine")
+#: The optimizer's state is complete after its first step; with several optimizers, a little later.
+_STATE_STEPS = 8
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -55,6 +64,8 @@ class _Observer:
         self.sizes: set[int] = set()
         self.backwards = 0
         self.main_parameters = -1
+        self.engine = False
+        self.steps = 0
         self.knobs: list[dict[str, Any]] = []
 
     def start(self) -> None:
@@ -125,6 +136,7 @@ class _Observer:
         kinds = [type(module).__name__ for module in root.modules()]
         facts["has_batchnorm"] = any("BatchNorm" in kind for kind in kinds)
         facts["has_convolution"] = any(kind.startswith(("Conv", "LazyConv")) for kind in kinds)
+        self.engine |= any(kind in _ENGINES for kind in kinds)
         facts["compiled"] = "OptimizedModule" in kinds
         facts["ddp"] = "DistributedDataParallel" in kinds
         facts["bucket_view"] = any(getattr(m, "gradient_as_bucket_view", False) for m in root.modules())
@@ -165,8 +177,12 @@ class _Observer:
         self.backwards = 0
         facts = self.facts
         facts["optimizer"] = type(optimizer).__qualname__
+        facts["closure"] = isinstance(optimizer, torch.optim.LBFGS)
         facts["optimizer_fused"] = bool(optimizer.defaults.get("fused"))
         facts["optimizer_foreach"] = optimizer.defaults.get("foreach")
+        self.steps += 1
+        if self.steps > _STATE_STEPS:
+            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         facts["gradients_bytes"] = sum(_bytes(p) for p in parameters if p.requires_grad)
         states = (value for state in optimizer.state.values() for value in state.values())
@@ -179,7 +195,8 @@ class _Observer:
         facts = self.facts
         facts["batch_size"] = max(self.batches, default=None)
         facts["batch_varies"] = len(self.sizes) > 1
-        facts["frameworks"] = [name for name in _FRAMEWORKS if name in sys.modules]
+        facts["frameworks"] = [name for name, module in _FRAMEWORKS.items() if module in sys.modules]
+        facts["frameworks"] += ["deepspeed"] * self.engine
         facts["knobs"] = self.knobs
         facts["eight_bit_library"] = any(find_spec(name) for name in ("torchao", "bitsandbytes"))
         facts["alloc_conf"] = next((os.environ[v] for v in _ALLOCATOR_VARIABLES if os.environ.get(v)), "")

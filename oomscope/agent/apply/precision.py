@@ -89,21 +89,29 @@ class _Scaled:
         plain = optimizer.step
         owner = self
 
-        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if owner.theirs or args or kwargs.get("closure") is not None:
-                return plain(*args, **kwargs)
-            return owner._step(self, plain, kwargs)
+        def step(self: Any, closure: Any = None) -> Any:
+            if isinstance(self, torch.optim.LBFGS):
+                owner.theirs = True
+                owner.runtime.report(FIX, REFUSED, "the optimizer calls its closure several times a step")
+            if owner.theirs:
+                return plain(closure)
+            if closure is None:
+                return owner._step(self, plain)
+            with torch.enable_grad():
+                loss = closure()
+            owner._step(self, plain)
+            return loss
 
         # LRScheduler reads `step.__func__`: it must be a bound method.
         self.runtime.patches.attr(optimizer, "step", types.MethodType(step, optimizer))
 
-    def _step(self, optimizer: Any, plain: Any, kwargs: dict[str, Any]) -> Any:
+    def _step(self, optimizer: Any, plain: Any) -> Any:
         self._unscale(optimizer)
         if id(optimizer) not in self.unscaled:
-            return plain(**kwargs)
+            return plain()
         self.unscaled.discard(id(optimizer))
         found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
         finite = not sum(float(each.item()) for each in found)
-        result = plain(**kwargs) if finite else None
+        result = plain() if finite else None
         self.scaler.update()
         return result

@@ -106,6 +106,7 @@ class JobFacts:
     accumulation: int = 1
     scaler: bool = False
     closure: bool = False
+    """The optimizer calls its closure several times a step (LBFGS)."""
     ddp: bool = False
     bucket_view: bool = False
     fsdp: bool = False

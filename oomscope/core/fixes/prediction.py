@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from oomscope.core.fixes.model import Fix, JobFacts
 from oomscope.units import format_bytes
 
+#: Names of the rungs of the ladder, the better one first.
+SIMULATED = "simulated device"
+RECORDED = "recorded facts, by formula"
+
 #: A saving below this share of the peak is noise: the fix is called ineffective.
 EFFECTIVE_SHARE = 0.03
 
@@ -39,7 +43,7 @@ class Outcome:
     """Fix id -> why the job could not take it."""
     failed: str | None = None
     """Why there is no figure."""
-    basis: str = "simulated device"
+    basis: str = SIMULATED
     steps: int = 0
 
     @property
@@ -120,8 +124,6 @@ def effect(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[Fi
 
 def _reason(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[Fix, ...], saving: int) -> str:
     before = baseline.peak_reserved_bytes or 0
-    if ": " in outcome.basis and not saving:
-        return outcome.basis.partition(": ")[2]
     change = (
         f"saves {format_bytes(saving)} of {format_bytes(before)}"
         if saving > 0
@@ -129,6 +131,9 @@ def _reason(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[F
         if saving < 0
         else "changes nothing"
     )
+    if outcome.basis.startswith(RECORDED):
+        formula = outcome.basis.partition(": ")[2]
+        return f"{change}: {formula}" if saving else formula
     if all(not fix.runs for fix in fixes):
         unused = before - (baseline.peak_allocated_bytes or before)
         return f"{change}: at the peak only {format_bytes(unused)} of the reserved bytes were not in use"

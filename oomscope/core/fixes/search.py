@@ -85,11 +85,11 @@ def search(
     ranked = sorted(candidates, key=order)
     known: dict[Combination, Outcome] = {}
     # A patch that removes the cause itself comes before everything that only makes room for it.
-    cures = [fix for fix in ranked if fix.how == (How.SOURCE,)]
+    cures = [fix for fix in ranked if fix.how == (How.SOURCE,) and fix.risk.rank <= Risk.EXACT.rank]
     if cures:
         known.update((yield [(fix.id,) for fix in cures]))
         if baseline.fits is False and any(_is_enough(outcome) for outcome in known.values()):
-            return _cheapest(known, fixes)
+            return cheapest(known, fixes)
         ranked = [fix for fix in ranked if fix not in cures]
     free = [fix for fix in ranked if not fix.runs]
     if free:
@@ -98,7 +98,7 @@ def search(
         _is_enough(known.get((fix.id,))) for fix in free if fix.risk is Risk.NONE
     ):
         # A setting of the allocator is enough: nothing that changes the program needs to be tried.
-        return _cheapest(known, fixes)
+        return cheapest(known, fixes)
     cheap = [fix for fix in ranked if fix.runs and _is_cheap(fix)]
     known.update((yield [(fix.id,) for fix in cheap]))
     dear = sorted(
@@ -116,10 +116,8 @@ def search(
             yield from _accumulate(queue, fixes, known, max_rounds)
             if any(_is_enough(outcome) for outcome in known.values()):
                 break
-    fitting = [plan for plan in known.values() if _fits(plan) and _helps(plan, baseline)]
-    fitting.sort(key=lambda outcome: cost(outcome.fixes, fixes))
-    allowed = [plan for plan in fitting if all(fixes[each].risk in _RECOMMENDED for each in plan.fixes)]
-    return Found(_with_best(fitting, known), min(allowed, key=lambda plan: plan.tight, default=None))
+    found = cheapest({ids: plan for ids, plan in known.items() if _helps(plan, baseline)}, fixes)
+    return Found(_with_best(found.plans, known), found.recommended)
 
 
 def _accumulate(
@@ -149,22 +147,23 @@ def _accumulate(
             break
 
 
-def _cheapest(known: Mapping[Combination, Outcome], fixes: Mapping[str, Fix]) -> Found:
-    """The plans that fit among `known`, the cheapest recommended."""
+def cheapest(known: Mapping[Combination, Outcome], fixes: Mapping[str, Fix]) -> Found:
+    """The plans that fit among `known`; the cheapest of those that may be recommended is."""
     fitting = sorted(
         (plan for plan in known.values() if _fits(plan)), key=lambda plan: cost(plan.fixes, fixes)
     )
-    return Found(tuple(fitting), min(fitting, key=lambda plan: plan.tight))
+    allowed = [plan for plan in fitting if all(fixes[each].risk in _RECOMMENDED for each in plan.fixes)]
+    return Found(tuple(fitting), min(allowed, key=lambda plan: plan.tight, default=None))
 
 
 def _is_cheap(fix: Fix) -> bool:
     return fix.risk in _RECOMMENDED and fix.time_factor <= _SLOW
 
 
-def _with_best(fitting: list[Outcome], known: Mapping[Combination, Outcome]) -> tuple[Outcome, ...]:
+def _with_best(fitting: tuple[Outcome, ...], known: Mapping[Combination, Outcome]) -> tuple[Outcome, ...]:
     """The plans that fit; when none does, the one with the lowest peak: the best is named all the same."""
     if fitting:
-        return tuple(fitting)
+        return fitting
     reached = [outcome for outcome in known.values() if outcome.known]
     return tuple(sorted(reached, key=lambda outcome: outcome.peak_reserved_bytes or 0)[:1])
 

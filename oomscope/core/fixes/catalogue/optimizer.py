@@ -51,7 +51,7 @@ def _in_backward(facts: JobFacts) -> Applicable:
         "the gradients are clipped, which needs all of them at once": facts.clips,
         "gradients are accumulated over several backward passes": facts.accumulation > 1,
         "a GradScaler decides about the step after backward": facts.scaler,
-        "the optimizer step takes a closure": facts.closure,
+        "the optimizer calls its closure several times a step": facts.closure,
         "DistributedDataParallel or FSDP reduces the gradients after they are made": facts.ddp or facts.fsdp,
     }
     for reason, found in blockers.items():

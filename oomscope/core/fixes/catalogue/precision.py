@@ -68,7 +68,9 @@ def _fp16(facts: JobFacts) -> Applicable:
     if facts.scaler:
         return no("already active: the script uses a GradScaler")
     if facts.closure:
-        return no("the optimizer step takes a closure, which a gradient scaler cannot split")
+        return no(
+            "the optimizer calls its closure several times a step, which a gradient scaler cannot split"
+        )
     if facts.compute_capability is not None and facts.compute_capability >= _BF16_CAPABILITY:
         return no("the GPU has bfloat16, which needs no gradient scaler: use amp-bf16")
     return _already(facts) or yes("no autocast in the script, and no bfloat16 on the GPU")
