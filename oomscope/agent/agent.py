@@ -19,6 +19,7 @@ from . import exceptions, guard, identity
 from .dynamo import keep_out
 from .guard import guarded
 from .introduction import hello
+from .nodes import has_other_nodes, introduce
 from .patching import AfterImport, Patches
 from .peers import Peers
 from .phases import ModuleProbe, model_record
@@ -218,6 +219,7 @@ class Agent:
             facts=lambda: {**self.reading(), "k": "dump"},
             snapshot=self._peer_snapshot,
         )
+        self._peers.has_other_nodes = has_other_nodes(self.identity)
         if self._peers.open():
             self._sampler.listen(self._peers.socket, self._peers.receive)
         self._sampler.start()
@@ -245,7 +247,7 @@ class Agent:
     def _group(self) -> tuple[int, int] | None:
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not getattr(distributed, "is_initialized", lambda: False)():
-            return None
+            return variables.simulated_rank(os.environ) if self.is_simulated else None
         return int(distributed.get_rank()), int(distributed.get_world_size())
 
     @guarded("group")
@@ -257,6 +259,9 @@ class Agent:
         self.identity["rank"], self.identity["world_size"] = group
         os.environ[variables.OWNER] = identity.owner_mark(self.identity)
         self._tell_rank()
+        if self._peers is not None and not self.is_simulated:
+            self._peers.has_other_nodes = has_other_nodes(self.identity)
+            introduce(self.identity, self.config["rundir"])
 
     @guarded("rank")
     def _tell_rank(self) -> None:

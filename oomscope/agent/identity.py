@@ -87,21 +87,24 @@ def read_identity() -> Identity:
     """
     rank = _number("RANK")
     local, world = _number("LOCAL_RANK"), _number("WORLD_SIZE")
+    local_world, node = _number("LOCAL_WORLD_SIZE"), _number("GROUP_RANK")
     if rank is None and _number("OMPI_COMM_WORLD_RANK") is not None:
         rank, local = _number("OMPI_COMM_WORLD_RANK"), _number("OMPI_COMM_WORLD_LOCAL_RANK")
-        world = _number("OMPI_COMM_WORLD_SIZE")
+        world, local_world = _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_LOCAL_SIZE")
     if rank is None and _number("PMI_RANK") is not None:
         rank, world = _number("PMI_RANK"), _number("PMI_SIZE")
     # The batch step has SLURM_PROCID=0 although it is no task: only a step has an id, and only several tasks
     # are ranks.
     if rank is None and (_number("SLURM_NTASKS") or 0) > 1 and os.environ.get("SLURM_STEP_ID"):
         rank, local, world = _number("SLURM_PROCID"), _number("SLURM_LOCALID"), _number("SLURM_NTASKS")
+        node, nodes = _number("SLURM_NODEID"), _number("SLURM_NNODES")
+        local_world = _number("SLURM_NTASKS_PER_NODE") or (-(-world // nodes) if world and nodes else None)
     return {
         "rank": rank,
         "local_rank": local,
         "world_size": world,
-        "local_world_size": _number("LOCAL_WORLD_SIZE"),
-        "node_rank": _number("GROUP_RANK"),
+        "local_world_size": local_world,
+        "node_rank": node,
         "run_id": os.environ.get("TORCHELASTIC_RUN_ID"),
         "restart": _number("TORCHELASTIC_RESTART_COUNT"),
     }

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import Any, Callable
 
+from ..protocol import layout
+from ..protocol.messages import MAX_MESSAGE, broadcast, collect, datagram, parse
 from .guard import guarded
 from .recorder import Frame, stack_of
 
@@ -25,7 +27,6 @@ from .recorder import Frame, stack_of
 WAIT_S = 3.0
 #: Dumps that nobody of the job asked for are answered this often at most.
 MIN_INTERVAL_S = 10.0
-_MAX_MESSAGE = 4096
 _MAX_FRAMES = 32
 
 
@@ -50,6 +51,7 @@ class Peers:
         snapshot: Callable[[str], str | None],
     ) -> None:
         self.socket: socket.socket | None = None
+        self.has_other_nodes = False
         self._folder = folder
         self._path = os.path.join(folder, f"{os.getpid()}.sock")
         self._emit = emit
@@ -64,7 +66,7 @@ class Peers:
         """Bind the socket; False where it cannot be (the folder is gone: no supervisor, another host)."""
         if not os.path.isdir(self._folder):
             return False
-        self.socket = _datagram(self._path)
+        self.socket = datagram(self._path)
         self.socket.setblocking(False)
         return True
 
@@ -74,10 +76,10 @@ class Peers:
         if self.socket is None:
             return
         try:
-            data, sender = self.socket.recvfrom(_MAX_MESSAGE)
+            data, sender = self.socket.recvfrom(MAX_MESSAGE)
         except OSError:
             return
-        message = _parse(data)
+        message = parse(data)
         if message is None or message.get("cmd") != "dump":
             return
         identifier = str(message.get("id"))[:64]
@@ -125,15 +127,37 @@ class Peers:
         self._seen.add(identifier)
         message = {"cmd": "dump", "id": identifier, "reason": reason, "rank": rank, "t": time.time_ns()}
         own = os.path.join(self._folder, f"a{os.getpid()}.sock")
-        with _datagram(own) as sender:
+        with datagram(own) as sender:
             try:
+                told = self._tell_other_nodes(sender, message)
                 asked = broadcast(sender, self._folder, message, skip=os.path.basename(self._path))
-                answers = self._collect(sender, asked, identifier, started + WAIT_S)
+                answers = collect(sender, asked + told, identifier, started + WAIT_S)
             finally:
                 os.unlink(own)
         waited = time.monotonic() - started
-        record = {"k": "alarm", "id": identifier, "reason": reason, "peers": asked, "acks": answers}
+        beyond = next((each for each in answers if "nodes" in each), None)
+        acks = len(answers) - (beyond is not None)
+        record: dict[str, Any] = {
+            "k": "alarm",
+            "id": identifier,
+            "reason": reason,
+            "peers": asked,
+            "acks": acks,
+        }
+        if told:
+            record["elsewhere"] = {name: (beyond or {}).get(name) for name in ("nodes", "peers", "acks")}
         self._emit({**record, "waited_ms": round(waited * 1000, 1)})
+
+    def _tell_other_nodes(self, sender: socket.socket, message: dict[str, Any]) -> int:
+        """Hand the alarm to the supervisor, which passes it on; 1 when it took it."""
+        if not self.has_other_nodes:
+            return 0
+        data = json.dumps({**message, "cmd": "alarm"}).encode()
+        try:
+            sender.sendto(data, os.path.join(self._folder, layout.SUPERVISOR_SOCKET))
+        except OSError:
+            return 0
+        return 1
 
     def close(self) -> None:
         """At the end of the process: take the socket away."""
@@ -162,51 +186,3 @@ class Peers:
         self._seen.add(identifier)
         self._last_dump = now
         return True
-
-    def _collect(self, sender: socket.socket, asked: int, identifier: str, until: float) -> int:
-        answers = 0
-        sender.settimeout(0.05)
-        while answers < asked and time.monotonic() < until:
-            try:
-                message = _parse(sender.recv(_MAX_MESSAGE))
-            except OSError:  # a timeout is one too
-                continue
-            answers += message is not None and message.get("ack") == identifier
-        return answers
-
-
-def broadcast(sender: socket.socket, folder: str, message: dict[str, Any], *, skip: str = "") -> int:
-    """Send `message` to every agent's socket in `folder`; how many took it.
-
-    A dead one refuses, and is left out.
-    """
-    data = json.dumps(message).encode()
-    sent = 0
-    sender.setblocking(False)
-    for name in sorted(os.listdir(folder)):
-        if name == skip or not name.endswith(".sock") or not name[0].isdigit():
-            continue
-        try:
-            sender.sendto(data, os.path.join(folder, name))
-            sent += 1
-        except OSError:
-            continue
-    return sent
-
-
-def _datagram(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        connection.bind(path)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _parse(data: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(data)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None

@@ -189,9 +189,9 @@ class HostRecorder:
         return number
 
 
-def node_name() -> str:
-    """This host's name as a file name."""
-    name = socket.gethostname().split(".")[0]
+def node_name(host: str = "") -> str:
+    """A host's name (default: this one's) as a file name."""
+    name = (host or socket.gethostname()).split(".")[0]
     return "".join(char if char.isalnum() or char in "-_" else "_" for char in name) or "localhost"
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from typing import Any
 from oomscope.launch import boot
 from oomscope.launch.command import is_one_script, is_torchrun
 from oomscope.launch.host_watch import host_readings
+from oomscope.launch.nodes.link import NodeLink
 from oomscope.launch.outcome import JobResult, OomFact, RankResult, read_outcome
 from oomscope.launch.processes import (
     LaunchedProcess,
@@ -26,7 +27,13 @@ from oomscope.launch.processes import (
     isolated_pythons,
     kill_marked,
 )
-from oomscope.launch.simulated import SimulatedRanks, describe, simulated_ranks, without_torchrun
+from oomscope.launch.simulated import (
+    SimulatedRanks,
+    describe,
+    simulated_ranks,
+    wanted_ranks,
+    without_torchrun,
+)
 from oomscope.protocol import layout
 from oomscope.protocol.records import PROTOCOL_VERSION
 from oomscope.simulate.cards import Card
@@ -62,7 +69,7 @@ class JobSpec:
     attempt_dir: Path
     output: Output = "files"
     ranks: tuple[int, ...] | None = None
-    """Simulated ranks to run; None: rank 0 stands for all."""
+    """Simulated ranks to run; None: the first and the last, and those they wait for."""
     capacity_bytes: int | None = None
     """Replaces the card's own capacity, for predictions of smaller or larger cards."""
 
@@ -140,6 +147,7 @@ def run_job(
         exit_code=run.exit_code,
         duration_s=time.monotonic() - started,
         timed_out=run.timed_out,
+        node=run.node,
     )
     _write_result(spec.attempt_dir, result)
     return result
@@ -160,23 +168,28 @@ class _Run:
         self._deadline: float | None = None
         self._reason = ""
         self._rundir = ""
+        self._link: NodeLink | None = None
         self._started = time.monotonic()
         self._looked = False
+        self._ranks: SimulatedRanks | None = None
+        self._base: dict[str, str] = {}
+        self._started_ranks: set[int] = set()
 
     def start(self) -> None:
         spec = self.spec
-        ranks = simulated_ranks(spec.command, spec.ranks) if spec.device is not None else None
+        ranks = self._ranks = simulated_ranks(spec.command, spec.ranks) if spec.device is not None else None
         label = spec.attempt_dir.name
         self._rundir = layout.rundir(self.session.id, f"{label}-{os.getpid():x}")
         config = self._config(ranks)
         folder = boot.write_boot(spec.attempt_dir, config)
+        if spec.role == "attempt" and spec.device is None:
+            self._link = NodeLink(spec.attempt_dir, self._rundir, self.session.path, self._say).start()
         base = boot.job_environment(spec.env, folder, session=self.session.path, attempt_dir=spec.attempt_dir)
+        self._base = base
         if ranks is None:
             self._launch(spec.command, base | self._launcher_environment(base), None)
         else:
-            command = without_torchrun(spec.command)
-            for rank in ranks.chosen:
-                self._launch(command, base | ranks.environment(rank), rank)
+            self._start_ranks(ranks, ranks.chosen)
         if spec.role == "attempt":
             with contextlib.suppress(OSError):  # a full disk must not end a job that has just started
                 self.session.set_state("running", launcher=ProcessMark.of(self.processes[0].pid))
@@ -195,9 +208,19 @@ class _Run:
                 self._end(f"another rank ended with code {code}")
         if len(self._codes) == len(self.processes):
             return True
+        if self._ranks is not None and self._sent == 0 and self._deadline is None:
+            self._start_ranks(self._ranks, wanted_ranks(self.spec.attempt_dir))
         self._pass_on()
         self._look_for_agent()
         return False
+
+    def _start_ranks(self, ranks: SimulatedRanks, chosen: Iterable[int]) -> None:
+        """One process for each of `chosen` that does not run yet."""
+        command = without_torchrun(self.spec.command)
+        for rank in sorted(set(chosen) - self._started_ranks):
+            if 0 <= rank < ranks.world_size:
+                self._started_ranks.add(rank)
+                self._launch(command, self._base | ranks.environment(rank), rank)
 
     def _look_for_agent(self) -> None:
         """Once, after a while: say so when no process of the job has reported, and why that may be."""
@@ -210,6 +233,9 @@ class _Run:
         isolated = isolated_pythons(self.spec.attempt_dir)
         if isolated:
             text += f": pid {isolated[0]} was started with -I, -E or -S"
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         self.session.append_supervisor({"k": "note", "text": text})
 
     def time_out(self, seconds: float) -> None:
@@ -222,6 +248,12 @@ class _Run:
         """As `subprocess` gives it: of the first process that failed, else 0."""
         return self._first_code or 0
 
+    @property
+    def node(self) -> int | None:
+        """Number of this node in a job that has others; None in a job of one node."""
+        link = self._link
+        return link.node if link is not None and (link.is_hub or link.is_member) else None
+
     def clean_up(self) -> None:
         """End what is left, wait for the last output, remove the sockets."""
         if len(self._codes) < len(self.processes):  # we are leaving by an exception
@@ -233,6 +265,8 @@ class _Run:
             self.session.append_supervisor({"k": "orphans", "pids": killed})
         for process in self.processes:
             process.finish()
+        if self._link is not None:
+            self._link.finish(self.exit_code)
         if self._rundir:
             shutil.rmtree(self._rundir, ignore_errors=True)
 
@@ -304,7 +338,7 @@ class _Run:
             "plan": spec.plan or {"fixes": []},
             "detail": spec.detail,
             "history": dict(HISTORY),
-            "ranks": list(spec.ranks) if spec.ranks is not None else None,
+            "ranks": list(ranks.chosen) if ranks is not None else spec.ranks,
             "supervisor_pid": os.getpid(),
             "main_is_rank": ranks is not None or is_one_script(spec.command),
         }

@@ -97,6 +97,7 @@ class Loop:
         on_event: Callable[[dict[str, Any]], None] = lambda record: None,
         on_poll: Callable[[], None] | None = None,
         control: JobControl | None = None,
+        also_predict: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare; nothing starts yet.
 
@@ -108,6 +109,7 @@ class Loop:
             on_event: gets every record that goes to supervisor.jsonl, right after it was written.
             on_poll: called often while a job runs; it may use `control`.
             control: ends the running job, and with it the loop.
+            also_predict: asked after an attempt that did not run out of memory.
         """
         self.session = session
         self.request = request
@@ -116,6 +118,7 @@ class Loop:
         self.on_event = on_event
         self.on_poll = on_poll
         self.control = control or JobControl()
+        self.also_predict = also_predict
         self.card = cards.resolve(request.device) if request.device else None
         self.outcome = LoopOutcome(exit_code=0)
         self._started = time.monotonic()
@@ -126,8 +129,24 @@ class Loop:
         Raises:
             KeyboardInterrupt: before any attempt has ended; later, the outcome is that of the last attempt.
         """
+        return self._until_ended(lambda: self._run_attempts(tuple(self.request.initial), None))
+
+    def resume(self, attempt: Attempt) -> LoopOutcome:
+        """Go on after `attempt`, which has ended: predict, let somebody decide, and rerun."""
+        result = attempt.result() or {}
+        self.outcome.exit_code, self.outcome.oom = int(result.get("exit_code") or 0), bool(result.get("oom"))
+        fixes = tuple(attempt.info().get("fixes") or ())
+
+        def go_on() -> None:
+            chosen = self._choose(self._predict(attempt), fixes, several_nodes=result.get("node") is not None)
+            if chosen:
+                self._run_attempts(chosen, attempt)
+
+        return self._until_ended(go_on)
+
+    def _until_ended(self, work: Callable[[], None]) -> LoopOutcome:
         try:
-            self._run_attempts()
+            work()
         except KeyboardInterrupt:
             if not self.outcome.attempts:
                 raise
@@ -135,20 +154,43 @@ class Loop:
         self.session.set_state(self._final_state())
         return self.outcome
 
-    def _run_attempts(self) -> None:
-        fixes: tuple[str, ...] = tuple(self.request.initial)
-        previous: Attempt | None = None
+    def _run_attempts(self, fixes: tuple[str, ...], previous: Attempt | None) -> None:
         while True:
             attempt, result = self._attempt(fixes, previous)
             self._diagnose(attempt)
             if previous is not None:
                 self._prove(previous, attempt)
-            if not result.oom or not self.request.predict or not self._may_continue():
+            if not self._needs_fixes(result, previous) or not self._may_continue():
                 break
-            chosen = self._choose(self._predict(attempt), fixes)
+            if result.node:
+                self._say(
+                    f"this was node {result.node}: the session on node 0 has all ranks, and the predictions"
+                )
+                break
+            chosen = self._choose(self._predict(attempt), fixes, several_nodes=result.node is not None)
             if not chosen:
                 break
             previous, fixes = attempt, chosen
+
+    def _needs_fixes(self, result: JobResult, previous: Attempt | None) -> bool:
+        if not self.request.predict:
+            return False
+        if result.oom or self.also_predict():
+            return True
+        if not self.request.chosen or previous is not None or result.exit_code != 0:
+            return False
+        if self._is_trial:
+            return True
+        self._say(
+            f"it did not run out of memory: nothing was rerun, {', '.join(self.request.chosen)} not applied. "
+            "With --steps N both are tried and compared; oomscope run --plan FILE starts with fixes"
+        )
+        return False
+
+    @property
+    def _is_trial(self) -> bool:
+        """Fixes were asked for on a run that is short anyway: they are compared although it does not fail."""
+        return bool(self.request.chosen) and (self.card is not None or self.request.steps is not None)
 
     def _attempt(self, fixes: tuple[str, ...], previous: Attempt | None) -> tuple[Attempt, JobResult]:
         spec, changes = self._spec(fixes, previous)
@@ -195,7 +237,7 @@ class Loop:
             plan={"fixes": []},
             steps=request.steps,
             # The heavier probes are for attempts that are investigated anyway; the first real run stays light.
-            detail=request.detail or self.card is not None or previous is not None,
+            detail=request.detail or self._is_trial or self.card is not None or previous is not None,
             role="attempt",
             attempt_dir=self.session.path,
             output=request.output,
@@ -203,6 +245,8 @@ class Loop:
         )
         # What a rerun must reproduce besides losses; a simulated device has no values to record.
         marks = [{"id": "fingerprint", "options": {}}] if spec.detail and self.card is None else []
+        if marks and previous is None:  # what the fixes have to know; a prediction run watches by itself
+            marks.append({"id": "observe", "options": {}})
         if not fixes:
             return replace(spec, plan={"fixes": marks}), {"env": {}, "plan": {"fixes": []}, "argv": []}
         planned = launch_changes(fixes, previous, env=self.env)
@@ -237,7 +281,12 @@ class Loop:
 
         with self._shielded("the prediction"):
             catalogue = predict(
-                self.session, attempt, card=self.card, on_progress=progress, spec=self._spec((), None)[0]
+                self.session,
+                attempt,
+                card=self.card,
+                only=self.request.chosen or None,
+                on_progress=progress,
+                spec=self._spec((), None)[0],
             )
             write_json(attempt.path / layout.FIXES_FILE, catalogue)
             self._note("predicted", attempt=attempt.number)
@@ -245,8 +294,16 @@ class Loop:
             self._diagnose(attempt)
         return catalogue
 
-    def _choose(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:
+    def _choose(
+        self, catalogue: Mapping[str, Any], active: tuple[str, ...], *, several_nodes: bool
+    ) -> tuple[str, ...]:
         """The ids for the next attempt: asked for, recommended, or decided by a person; empty to stop."""
+        if several_nodes:
+            self._say(
+                "a job on several nodes is not started again from one of them: adopt a fix with oomscope fix, or "
+                "start it on every node with oomscope run --plan"
+            )
+            return ()
         if self.request.chosen:
             if set(self.request.chosen) <= set(active):
                 self._say("the chosen fixes were not enough")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oomscope.live.state import RankState, choose_ranks
+from oomscope.live.state import RankState, choose_ranks, clock_offsets
 from oomscope.protocol import layout
 from oomscope.protocol.records import number
 from oomscope.store.tail import iterate, read_records, record_files
@@ -58,6 +58,7 @@ class RankResult:
     state: str = "done"
     exception: str | None = None
     """Type and text of the exception that ended it."""
+    world_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class JobResult:
     """The job died of an out-of-memory error."""
     ranks: list[RankResult]
     timed_out: bool = False
+    node: int | None = None
+    """Number of the node this was, in a job that ran on others too; node 0 knows all ranks, the others theirs."""
 
     def to_json(self) -> dict[str, Any]:
         """result.json. A very long run keeps the first losses only; `steps` says how many there were."""
@@ -83,7 +86,12 @@ class JobResult:
 
 
 def read_outcome(
-    attempt_dir: Path, *, exit_code: int, duration_s: float, timed_out: bool = False
+    attempt_dir: Path,
+    *,
+    exit_code: int,
+    duration_s: float,
+    timed_out: bool = False,
+    node: int | None = None,
 ) -> JobResult:
     """Read the records of `attempt_dir` (an attempt or a prediction).
 
@@ -92,6 +100,7 @@ def read_outcome(
         exit_code: as `subprocess` gives it.
         duration_s: wall time of the launch.
         timed_out: we ended it because its time was up.
+        node: number of this node in a job of several nodes.
 
     Raises:
         SessionError: the records are of a newer version.
@@ -108,11 +117,12 @@ def read_outcome(
         oom=died_of_oom,
         ranks=ranks,
         timed_out=timed_out,
+        node=node,
     )
 
 
 def first_failing(states: Iterable[RankState], codes: Mapping[int, int] | None = None) -> RankState | None:
-    """The rank whose trouble began first, by our own clock.
+    """The rank whose trouble began first, by our own clock; clocks of other nodes are set right before.
 
     torchrun names the smallest time in whole seconds and often blames a victim: a rank that lost its peer. So
     a lost connection is never the cause while somebody else failed otherwise, and a rank that vanished
@@ -132,7 +142,7 @@ def first_failing(states: Iterable[RankState], codes: Mapping[int, int] | None =
             state for state in vanished if codes.get(state.rank or 0) not in (0, -signals.SIGTERM)
         ] or vanished
     if vanished:
-        return min(vanished, key=lambda state: (state.last_t, state.rank or 0))
+        return min(vanished, key=lambda state: (state.last_t + state.clock_offset_ns, state.rank or 0))
     victims = [state for state in states if _failure_time(state) is not None]
     return min(victims, key=lambda state: (_failure_time(state) or 0, state.rank or 0), default=None)
 
@@ -143,7 +153,8 @@ def exit_codes(attempt_dir: Path) -> dict[int, int]:
     {} for other launchers.
     """
     codes: dict[int, int] = {}
-    for record in read_records(attempt_dir / layout.ELASTIC_FILE):
+    files = [attempt_dir / layout.ELASTIC_FILE, *sorted(attempt_dir.glob("elastic-node*.jsonl"))]
+    for record in (each for file in files for each in read_records(file)):
         event = record.get("event")
         metadata = event.get("metadata") if isinstance(event, Mapping) else None
         if not isinstance(metadata, Mapping) or not isinstance(metadata.get("global_rank"), int):
@@ -188,7 +199,7 @@ def _failure_time(state: RankState) -> int | None:
     if state.oom is not None and not state.oom.get("caught"):
         times.append(state.oom.get("t"))
     known = [t for t in times if isinstance(t, int)]
-    return min(known) if known else None
+    return min(known) + state.clock_offset_ns if known else None
 
 
 def _is_fatal_oom(state: RankState) -> bool:
@@ -202,6 +213,7 @@ def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]
     """The states of the ranks (helpers left out), sorted by rank; and each file's losses."""
     states = []
     losses: dict[str, list[float]] = {}
+    offsets = clock_offsets(read_records(attempt_dir / layout.NODES_FILE))
     for path in record_files(attempt_dir):
         state = RankState(file=path.name)
         values = losses[path.name] = []
@@ -210,6 +222,7 @@ def _states(attempt_dir: Path) -> tuple[list[RankState], dict[str, list[float]]]
             loss = number(record.get("loss")) if record.get("k") == "step" else None
             if loss is not None:
                 values.append(loss)
+        state.clock_offset_ns = offsets.get(state.node_rank, 0)
         state.refresh(alive=False)
         states.append(state)
     return choose_ranks(states)[0], losses
@@ -236,6 +249,7 @@ def _rank_result(state: RankState, losses: list[float]) -> RankResult:
         fixes=list(state.fixes),
         state=state.state,
         exception=f"{exception.get('type')}: {exception.get('message')}" if exception is not None else None,
+        world_size=state.world_size,
     )
 
 

@@ -24,9 +24,10 @@ from oomscope.live import evidence_ranks as ranks_of
 from oomscope.live.evidence_snapshot import SnapshotFacts, read_snapshot
 from oomscope.live.evidence_source import find_script, inspect
 from oomscope.live.session import log_files
+from oomscope.live.state import clock_offsets
 from oomscope.protocol import layout
 from oomscope.store.files import read_json
-from oomscope.store.tail import read_attempt
+from oomscope.store.tail import read_attempt, read_records
 
 _CHUNK = 1 << 20
 _MAX_LOG_BYTES = 256 << 20
@@ -44,7 +45,7 @@ def collect(path: Path | str, rank: int | None = None) -> Evidence:
         SessionError: no attempt there, or written by a newer oomscope.
     """
     folder = _attempt_folder(Path(path))
-    by_file = read_attempt(folder)
+    by_file = one_clock(read_attempt(folder), folder)
     info = read_json(folder / layout.ATTEMPT_FILE) or {}
     result = read_json(folder / layout.RESULT_FILE) or {}
     files = {name: records for name, records in by_file.items() if _is_rank(name, records)}
@@ -68,8 +69,32 @@ def collect(path: Path | str, rank: int | None = None) -> Evidence:
     hello = ranks_of.last(records, "hello")
     evidence = _with_source(evidence, find_script(info, dict(hello) if hello else None))
     evidence = _with_settings(evidence, hello or {}, info)
-    evidence = _with_outside(evidence, folder, list(files.values()), list(known.values()), result)
+    host = str((hello or {}).get("host") or "")
+    there = [
+        name for name in files if not host or (ranks_of.last(files[name], "hello") or {}).get("host") == host
+    ]
+    evidence = _with_outside(
+        evidence, folder, [files[name] for name in there], [known[name] for name in there], result, host
+    )
     return _with_snapshot(evidence, folder, records)
+
+
+def one_clock(by_file: dict[str, list[dict[str, Any]]], folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The records with the times of other nodes' ranks on the clock of node 0."""
+    offsets = clock_offsets(read_records(folder / layout.NODES_FILE))
+    if not offsets:
+        return by_file
+    shifted = {}
+    for name, records in by_file.items():
+        hello = ranks_of.last(records, "hello") or {}
+        identity = hello.get("identity")
+        node = identity.get("node_rank") if isinstance(identity, dict) else None
+        by = offsets.get(node, 0)
+        shifted[name] = [
+            {**each, "t": each["t"] + by} if by and isinstance(each.get("t"), int) else each
+            for each in records
+        ]
+    return shifted
 
 
 def _attempt_folder(path: Path) -> Path:
@@ -227,9 +252,10 @@ def _with_outside(
     files: Sequence[Sequence[ranks_of.Record]],
     facts: Sequence[RankFact],
     result: dict[str, Any],
+    host: str,
 ) -> Evidence:
-    """What the host's collectors saw. On a simulated card the machine's own GPUs have no part in it."""
-    records = host_of.read_host(folder)
+    """What the collectors of `host` saw. On a simulated card the machine's own GPUs have no part in it."""
+    records = host_of.read_host(folder, host)
     own = host_of.pids(files, facts)
     simulated = any(fact.simulated for fact in facts)
     return replace(

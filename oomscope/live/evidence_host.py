@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oomscope.collect import outside
+from oomscope.collect.recorder import node_name
 from oomscope.core.diagnosis.evidence import Fact, FixOutcome, HostFact, ProcessFact, RankFact
 from oomscope.core.series.trend import judge
 from oomscope.live.evidence_ranks import integer
@@ -20,10 +21,17 @@ MAX_BYTES = 64 << 20
 """Of each host file only the end is read beyond this."""
 
 
-def read_host(folder: Path) -> list[Record]:
-    """Records of `folder/host/*.jsonl` in order of time; lines that do not parse are left out."""
+def read_host(folder: Path, host: str = "") -> list[Record]:
+    """Records of `folder/host/*.jsonl` in order of time; lines that do not parse are left out.
+
+    A job of several nodes has a file for each, and pids mean something on one of them only: with `host`, the others
+    are left out.
+    """
     found: list[Record] = []
-    for path in sorted((folder / layout.HOST_DIR).glob("*.jsonl")):
+    paths = sorted((folder / layout.HOST_DIR).glob("*.jsonl"))
+    own = node_name(host)
+    here = [path for path in paths if host and own in (path.stem, path.stem.rpartition("-node")[0])]
+    for path in here or paths:
         try:
             with path.open("rb") as stream:
                 stream.seek(max(0, path.stat().st_size - MAX_BYTES))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oomscope.live.state import RankState, choose_ranks
+from oomscope.live.state import RankState, choose_ranks, clock_offsets
 from oomscope.protocol import layout
 from oomscope.store.session import Attempt, Session, process_start_time
 from oomscope.store.tail import FolderTail, Tail
@@ -42,6 +42,8 @@ class SessionView:
         self._fixed = attempt
         self._supervisor = Tail(session.path / layout.SUPERVISOR_FILE)
         self._tail: FolderTail | None = None
+        self._nodes: Tail | None = None
+        self._offsets: dict[int | None, int] = {}
         self._states: dict[str, RankState] = {}
         self._fingerprint: tuple[Any, ...] = ()
 
@@ -83,13 +85,17 @@ class SessionView:
             return False
         self.attempt = newest
         self._tail = FolderTail(newest.procs)
+        self._nodes, self._offsets = Tail(newest.path / layout.NODES_FILE), {}
         self._states = {}
         return True
 
     def _refresh(self) -> bool:
         now = time.time_ns()
         over = self.attempt is not None and (self.attempt.path / layout.RESULT_FILE).exists()
+        if self._nodes is not None:
+            self._offsets |= clock_offsets(self._nodes.poll())
         for state in self._states.values():
+            state.clock_offset_ns = self._offsets.get(state.node_rank, 0)
             state.refresh(now, alive=_is_alive(state, over))
         self.ranks, self.others = choose_ranks(self._states.values())
         self.state = self.session.current_state()

@@ -26,6 +26,9 @@ class RankState:
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
+    node_rank: int | None = None
+    clock_offset_ns: int = 0
+    """What to add to its times to compare them with those of node 0."""
     pid: int = 0
     host: str = ""
     file: str = ""
@@ -91,10 +94,14 @@ class RankState:
             self.state = self._ended_state()
         elif alive is False:
             self.state = "oom" if self.oom is not None and not self.oom["caught"] else "lost"
-        elif self.last_t and ((now_ns or time.time_ns()) - self.last_t) / 1e9 > SILENT_AFTER_S:
+        elif self.last_t and self._age_s(now_ns) > SILENT_AFTER_S:
             self.state = "silent"
         elif self.hello is not None:
             self.state = "running" if self.step or self.rank is not None else "starting"
+
+    def _age_s(self, now_ns: int | None) -> float:
+        """Seconds since its last record, on this host's clock."""
+        return ((now_ns or time.time_ns()) - self.last_t - self.clock_offset_ns) / 1e9
 
     def _ended_state(self) -> str:
         if self.exception is not None:
@@ -121,7 +128,7 @@ class RankState:
         self.simulated = bool(record.get("simulated"))
 
     def _identify(self, record: Record) -> None:
-        for name in ("rank", "local_rank", "world_size"):
+        for name in ("rank", "local_rank", "world_size", "node_rank"):
             value = _int(record.get(name))
             if value is not None:
                 setattr(self, name, value)
@@ -210,6 +217,16 @@ class RankState:
 
     def _term(self, record: Record) -> None:
         self.term = True
+
+
+def clock_offsets(records: Iterable[Record]) -> dict[int | None, int]:
+    """Node -> ns to add to its clock, from nodes.jsonl; the last measurement counts."""
+    offsets: dict[int | None, int] = {}
+    for record in records:
+        node, offset = _int(record.get("node")), _int(record.get("offset_ns"))
+        if record.get("k") == "node" and node is not None and offset is not None:
+            offsets[node] = offset
+    return offsets
 
 
 def choose_ranks(states: Iterable[RankState]) -> tuple[list[RankState], list[RankState]]:

@@ -28,10 +28,10 @@ RESULT_FILE = "result.json"
 FINDINGS_FILE = "findings.json"
 FIXES_FILE = "fixes.json"
 PROOF_FILE = "proof.json"
-PROOF_FILE = "proof.json"
 LAUNCHER_LOG = "launcher.log"
 LAUNCHER_ERROR = "launcher_error.json"
 ELASTIC_FILE = "elastic.jsonl"
+NODES_FILE = "nodes.jsonl"
 PROCS_DIR = "procs"
 HOST_DIR = "host"
 SNAPSHOTS_DIR = "snapshots"
@@ -39,9 +39,15 @@ LOGS_DIR = "logs"
 STACKS_DIR = "stacks"
 PREDICTIONS_DIR = "predictions"
 BOOT_DIR = "boot"
+#: Messages between simulated ranks, and the ranks that somebody waits for: WANTED_PREFIX and a number.
+EXCHANGE_DIR = "exchange"
+WANTED_PREFIX = "wanted-"
 
 AGENT_CONFIG = "agent.json"
 BUNDLE_FILE = "_oomscope_job.py"
+
+#: In the folder of an attempt's sockets: where its supervisor listens.
+SUPERVISOR_SOCKET = "supervisor.sock"
 
 _PROC_NAME = re.compile(r"(?:r(?P<rank>\d{5,})|x\d{4,})-(?P<host>.+)-(?P<pid>\d+)\.jsonl$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
