@@ -17,11 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> None:
     args = options(__doc__, batch_size=1, seq_len=1024, layers=24, heads=16, width=1280, iterations=4)
+    on_cpu = args.device == "cpu"
     local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl")
+    if not on_cpu:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("gloo" if on_cpu else "nccl")
     model, _ = build(args)
-    model = DistributedDataParallel(model, device_ids=[local_rank])
+    device_ids = None if on_cpu else [local_rank]
+    model = DistributedDataParallel(model, device_ids=device_ids)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for step in range(args.iterations):
         tokens = torch.randint(args.vocab, (args.batch_size, args.seq_len), device=args.device)

@@ -32,7 +32,7 @@ DEFECTS: dict[str, tuple[str, str, list[str], str | None]] = {
     "spike_batch": ("sim:12GiB", "oom.longest_batch", ["ckpt-selective"], None),
     "ddp_gpt": (
         "sim:14GiB", "oom.ddp_buckets", ["bucket-view"],
-        "model = DistributedDataParallel(model, device_ids=[local_rank])",
+        "model = DistributedDataParallel(model, device_ids=device_ids)",
     ),
 }  # fmt: skip
 
@@ -91,13 +91,13 @@ SMALL = [
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(DEFECTS) - {"ddp_gpt"}))  # its one form needs NCCL
+@pytest.mark.parametrize("name", sorted(DEFECTS))
 def test_the_fix_keeps_the_numbers(name: str, tmp_path: Path) -> None:
     """Trained on the CPU with and without the fix of the rerun: the losses are equal."""
     _, _, fixes, _ = DEFECTS[name]
     plan = tmp_path / "plan.toml"
     plan.write_text(f'schema = "oomscope.plan/1"\nfixes = {json.dumps(fixes)}\n')
-    script = [f"samples/{name}.py", *SMALL]
+    script = [*(["--nproc-per-node", "2"] if name in OPTIONS else []), f"samples/{name}.py", *SMALL]
     folders = [tmp_path / "plain", tmp_path / "fixed"]
     run(folders[0], *script)
     summary = run(folders[1], "--plan", str(plan), *script)
