@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oomscope.core.fixes.catalogue import (
     allocator,
+    attention,
     batch,
     gradients,
     leaks,
@@ -23,6 +24,7 @@ CATALOGUE: tuple[Fix, ...] = (
     *gradients.FIXES,
     *optimizer.FIXES,
     *loss.FIXES,
+    *attention.FIXES,
     *recompute.FIXES,
     *batch.FIXES,
     *precision.FIXES,

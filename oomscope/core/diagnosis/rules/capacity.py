@@ -338,7 +338,7 @@ RULES = (
     Rule(
         "oom.capacity_activations", "capacity_activations", "activations exceed the card", "Q1.4",
         "model and allocator state, or the complete message", _activations,
-        ("microbatch-exact", "ckpt", "amp-bf16", "ckpt-selective", "offload-activations", "fsdp2"),
+        ("microbatch-exact", "ckpt", "sdpa", "amp-bf16", "ckpt-selective", "offload-activations", "fsdp2"),
     ),
     Rule(
         "oom.optimizer_state_lazy", "optimizer_state_lazy", "optimizer state appears in the first step", "Q1.5",

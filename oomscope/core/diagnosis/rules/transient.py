@@ -247,7 +247,7 @@ def _absurd(e: Evidence) -> Answer:
 RULES = (
     Rule(
         "oom.giant_transient", "giant_transient", "one giant tensor", "Q1.3",
-        "the request, the largest live block", _giant, ("fused-ce", "microbatch-exact"),
+        "the request, the largest live block", _giant, ("fused-ce", "sdpa", "microbatch-exact"),
     ),
     Rule(
         "oom.optimizer_transient", "optimizer_transient", "temporaries of the optimizer step", "Q1.6",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oomscope.core.fixes.patches import gradients, leaks, loading, precision, recompute, sharding
+from oomscope.core.fixes.patches import attention, gradients, leaks, loading, precision, recompute, sharding
 from oomscope.core.fixes.patches.text import Patched
 from oomscope.errors import PatchDoesNotApply
 
@@ -20,6 +20,7 @@ PATCHES: dict[str, Transform] = {
     "bucket-view": gradients.bucket_view,
     "optim-fused": gradients.fused,
     "amp-bf16": precision.autocast,
+    "sdpa": attention.fuse,
     "ckpt": recompute.checkpoint,
     "zero1": sharding.zero1,
     "fsdp2": sharding.fsdp2,

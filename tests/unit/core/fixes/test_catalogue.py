@@ -68,6 +68,7 @@ ACTIVE = [
     ({"logits_bytes": GIB // 10}, ("fused-ce",)),
     ({"eval_with_grad": 0}, ("eval-no-grad",)),
     ({"rules": ("oom.graph_accumulation",)}, ("load-cpu",)),
+    ({"torch_version": (2, 0)}, ("sdpa",)),
 ]
 
 

@@ -29,6 +29,14 @@ class Net(nn.Module):
         return x
 
 
+class Attention(nn.Module):
+    def forward(self, q, k, v, mask):
+        weights = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5  # scores
+        weights = weights.masked_fill(mask == 0, float("-inf"))
+        weights = weights.softmax(dim=-1)
+        return (weights @ v).transpose(1, 2)
+
+
 def evaluate(model, loader):
     total = 0.0
     for x, y in loader:
@@ -81,6 +89,13 @@ EXPECTED = {
         "        with torch.autocast(x.device.type, dtype=torch.bfloat16):",
         "            out = model(x)",
         "            loss = nn.functional.mse_loss(out, y)",
+    ],
+    "sdpa": [
+        "        # scores",
+        "        return torch.nn.functional.scaled_dot_product_attention(",
+        "            q, k, v,",
+        "            attn_mask=mask != 0,",
+        "        ).transpose(1, 2)",
     ],
     "ckpt": [
         "from torch.utils.checkpoint import checkpoint",
