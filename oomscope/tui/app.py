@@ -94,13 +94,13 @@ class OomscopeApp(App[str], inherit_bindings=False):
             clock: seconds since the epoch, for ages.
             on_quit: called with "leave", "stop" or "kill" before the screens close.
         """
-        self.is_mono = bool(os.environ.get("NO_COLOR"))
+        self.is_mono = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         super().__init__(ansi_color=True if self.is_mono else None)
         if wants_ascii():
             self._filters.append(AsciiFilter())
         for theme in themes.THEMES:
             self.register_theme(theme)
-        self.theme = themes.MONO if self.is_mono else themes.DARK
+        self.theme = themes.MONO if self.is_mono else self._themes[0]
         if model is None and session is not None:
             model = SessionModel(session)
         self.model = model
@@ -238,8 +238,13 @@ class OomscopeApp(App[str], inherit_bindings=False):
         if self.is_mono:
             self.notify("NO_COLOR is set: no other theme")
             return
-        at = themes.CYCLE.index(self.theme) if self.theme in themes.CYCLE else 0
-        self.theme = themes.CYCLE[(at + 1) % len(themes.CYCLE)]
+        known = self._themes
+        at = known.index(self.theme) if self.theme in known else 0
+        self.theme = known[(at + 1) % len(known)]
+
+    @property
+    def _themes(self) -> tuple[str, ...]:
+        return themes.cycle(self.console.color_system)
 
     def action_picture(self) -> None:
         try:

@@ -9,6 +9,7 @@ import locale
 import os
 from collections.abc import Mapping
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
@@ -27,10 +28,10 @@ _TABLE = str.maketrans(_GLYPHS)
 
 
 def to_ascii(text: str) -> str:
-    """`text` with known glyphs replaced and everything else beyond ASCII as "?"."""
+    """`text` with known glyphs replaced and everything else beyond ASCII as "?", as wide as before."""
     if text.isascii():
         return text
-    return "".join(c if c.isascii() else "?" for c in text.translate(_TABLE))
+    return "".join(c if c.isascii() else "?" * cell_len(c) for c in text.translate(_TABLE))
 
 
 class AsciiFilter(LineFilter):

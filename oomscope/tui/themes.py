@@ -1,7 +1,7 @@
-"""Colours and styles of the screens: dark, light, and one without any colour for NO_COLOR.
+"""Colours and styles of the screens: dark, light, one of the terminal's own 16 colours, and one without any.
 
 Colours are the Okabe-Ito set (distinguishable with the common colour-vision deficiencies), darkened on the
-light background until the contrast is at least 3.6. Colour never stands alone: severity has a word and a
+light background until the contrast is at least 3. Colour never stands alone: severity has a word and a
 glyph, a memory class has its own glyph, the cursor has a mark. The monochrome theme uses the terminal's own
 two colours and text attributes only, because a grey level is a colour too.
 """
@@ -17,18 +17,22 @@ from textual.theme import Theme
 DARK = "oomscope-dark"
 LIGHT = "oomscope-light"
 MONO = "oomscope-mono"
+SIXTEEN = "oomscope-16"
 
-#: Order in which `ctrl+t` walks through the themes.
-CYCLE = (DARK, LIGHT, MONO)
+
+def cycle(color_system: str | None) -> tuple[str, ...]:
+    """The themes that `ctrl+t` walks through, the default first, on a terminal with Rich's `color_system`."""
+    return (SIXTEEN, MONO) if color_system == "standard" else (DARK, LIGHT, MONO)
+
 
 _DARK_COLOURS = {
     "baseline": "#0072B2",
     "allocated": "#56B4E9",
     "inactive": "#E69F00",
     "other": "#8C9196",
-    "free": "#4A5158",
+    "free": "#5E666E",
     "dim": "#A3A8AD",
-    "faint": "#5E656C",
+    "faint": "#7E868E",
     "warn": "#F0E442",
     "error": "#FF7A33",
     "ok": "#2FC499",
@@ -43,9 +47,9 @@ _LIGHT_COLOURS = {
     "allocated": "#2F8FCB",
     "inactive": "#B37400",
     "other": "#6E6E6E",
-    "free": "#B9C0C6",
+    "free": "#8D959C",
     "dim": "#565C62",
-    "faint": "#9AA1A8",
+    "faint": "#70777E",
     "warn": "#7A5C00",
     "error": "#B23C00",
     "ok": "#00785A",
@@ -54,6 +58,25 @@ _LIGHT_COLOURS = {
     "over": "#B23C00",
     "cursor": "#CFE2F1",
     "bar": "#E6EBEF",
+}
+
+#: The names are the terminal's own colours, which its user chose to be readable on its background.
+_SIXTEEN_COLOURS = {
+    "baseline": "blue",
+    "allocated": "cyan",
+    "inactive": "yellow",
+    "other": "bright_black",
+    "free": "bright_black",
+    "dim": "default",
+    "faint": "default",
+    "warn": "yellow",
+    "error": "red",
+    "ok": "green",
+    "accent": "yellow",
+    "predicted": "magenta",
+    "over": "red",
+    "cursor": "default",
+    "bar": "default",
 }
 
 #: Textual's variables that its ANSI themes give a colour.
@@ -66,6 +89,23 @@ _PLAIN_VARIABLES = (
     "scrollbar-background-active", "scrollbar-corner-color", "link-color", "link-background-hover",
     "link-color-hover",
 )  # fmt: skip
+
+
+def _ansi_theme(name: str, **colours: str) -> Theme:
+    """A theme of the terminal's own colours; without `colours` of its two default ones only."""
+    named = (
+        "primary", "secondary", "accent", "warning", "error", "success", "foreground", "background", "surface",
+        "panel", "boost",
+    )  # fmt: skip
+    return Theme(
+        name=name,
+        ansi=True,
+        dark=True,
+        variables=dict.fromkeys(_PLAIN_VARIABLES, "ansi_default")
+        | {"input-cursor-text-style": "reverse", "block-cursor-text-style": "reverse"},
+        **(dict.fromkeys(named, "ansi_default") | colours),  # type: ignore[arg-type]
+    )
+
 
 THEMES = (
     Theme(
@@ -81,7 +121,7 @@ THEMES = (
         surface="#16191C",
         panel="#1C2126",
         dark=True,
-        variables={"line": "#3A4249", "scrollbar": "#3A4249", "scrollbar-background": "#16191C"},
+        variables={"line": "#4A535B", "scrollbar": "#566068", "scrollbar-background": "#16191C"},
     ),
     Theme(
         name=LIGHT,
@@ -96,26 +136,10 @@ THEMES = (
         surface="#F4F6F8",
         panel="#E6EBEF",
         dark=False,
-        variables={"line": "#B4BDC5", "scrollbar": "#B4BDC5", "scrollbar-background": "#F4F6F8"},
+        variables={"line": "#9AA4AD", "scrollbar": "#8A939B", "scrollbar-background": "#F4F6F8"},
     ),
-    Theme(
-        name=MONO,
-        ansi=True,
-        primary="ansi_default",
-        secondary="ansi_default",
-        accent="ansi_default",
-        warning="ansi_default",
-        error="ansi_default",
-        success="ansi_default",
-        foreground="ansi_default",
-        background="ansi_default",
-        surface="ansi_default",
-        panel="ansi_default",
-        boost="ansi_default",
-        dark=True,
-        variables=dict.fromkeys(_PLAIN_VARIABLES, "ansi_default")
-        | {"input-cursor-text-style": "reverse", "block-cursor-text-style": "reverse"},
-    ),
+    _ansi_theme(MONO),
+    _ansi_theme(SIXTEEN, primary="ansi_cyan", accent="ansi_yellow", warning="ansi_yellow", error="ansi_red"),
 )
 
 
@@ -181,10 +205,23 @@ def _uncoloured() -> dict[str, Style]:
     return styles
 
 
+def _sixteen() -> dict[str, Style]:
+    """Styles by name from the terminal's own colours; bars are filled with colours that carry black or white text."""
+    return _coloured(_SIXTEEN_COLOURS, ink="black") | {
+        "cursor": Style(reverse=True),
+        "tab": Style(bold=True, reverse=True),
+        "badge": Style(bold=True, reverse=True),
+        "alert": Style(color="bright_white", bgcolor="red", bold=True),
+        "alert-warn": Style(color="black", bgcolor="yellow"),
+        "alert-ok": Style(color="black", bgcolor="green"),
+    }
+
+
 _STYLES: dict[str, dict[str, Style]] = {
     DARK: _coloured(_DARK_COLOURS, ink="#101214"),
     LIGHT: _coloured(_LIGHT_COLOURS, ink="#FFFFFF"),
     MONO: _uncoloured(),
+    SIXTEEN: _sixteen(),
 }
 
 
@@ -202,11 +239,12 @@ class Palette:
         self.base = base
         self._styles = {name: base + style for name, style in _STYLES[known].items()}
         cursor = _STYLES[known]["cursor"]
-        if self.mono:
+        if known in (MONO, SIXTEEN):
+            # Among 16 colours no background leaves red and yellow text readable; reverse always does.
             # Reverse on reverse would cancel out: on the cursor's row everything is simply reversed.
             # Bars keep their patterns: reversed, full and empty would change places.
             self._selected = {
-                name: base if name in _PATTERNED else base + cursor + Style(bold=style.bold)
+                name: base + style if name in _PATTERNED else base + cursor + Style(bold=style.bold)
                 for name, style in _STYLES[known].items()
             }
         else:

@@ -92,6 +92,7 @@ async def draw(shot: Shot, home: Path, folder: Path) -> Path:
     if session is None:
         raise SystemExit(f"samples/{shot.script}.py left no session; run it by hand to see why")
     os.environ.pop("NO_COLOR", None)
+    os.environ["COLORTERM"] = "truecolor"
     app = OomscopeApp(session, hz=0, start=shot.screen)
     app.theme = shot.theme
     async with app.run_test(size=shot.size) as pilot:

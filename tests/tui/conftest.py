@@ -27,6 +27,7 @@ def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The moment for which the sessions were recorded, in UTC, with no variable that changes the screens."""
     for name in ("NO_COLOR", "TEXTUAL_THEME", "TEXTUAL_FPS", "TEXTUAL_ANIMATIONS", "TEXTUAL_FILTERS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr("time.time_ns", lambda: recorded.NOW_NS)

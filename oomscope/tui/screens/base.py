@@ -41,7 +41,7 @@ class BaseScreen(Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     DEFAULT_CSS = """
-    BaseScreen { layers: base overlay; }
+    BaseScreen { layers: base overlay; background: $background; color: $foreground; }
     BaseScreen #frame { height: 1fr; }
     BaseScreen #body { height: 1fr; }
     BaseScreen #missing { display: none; }

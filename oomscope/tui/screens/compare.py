@@ -14,7 +14,7 @@ from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.widgets.fixlist import bar_spans
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span, clip, wrap
+from oomscope.tui.widgets.spans import Row, Span, fit, wrap
 from oomscope.tui.widgets.timeline import Timeline, TimelineData
 from oomscope.views import compare as view
 from oomscope.views import wording
@@ -72,7 +72,7 @@ def _line(row: AttemptRow, wide: bool) -> Row:
     fixes = " + ".join(row.fixes) or "none"
     spans: list[Span] = [
         (f"{row.number:>3}  ", "bold"),
-        (f"{clip(fixes, _FIXES - 1):<{_FIXES}}", "bold" if row.fixes else "dim"),
+        (fit(fixes, _FIXES - 1) + " ", "bold" if row.fixes else "dim"),
         (f"{ended:<15.15}", style),
         (f"{row.steps:>6}", ""),
         (f"{predicted:>14}", "predicted" if row.predicted else "dim"),

@@ -79,6 +79,11 @@ class HelpList(LineList):
             rows.append(Row([("no key does that here", "dim")]))
         return [], rows
 
+    @property
+    def shows_cursor(self) -> bool:
+        """Always: the keyboard stays in the search field while arrows move the cursor here."""
+        return True
+
     def current(self) -> Entry | None:
         return next((e for e in self._entries if f"{e.action}@{e.keys}" == self.cursor_key), None)
 

@@ -24,7 +24,7 @@ from textual.screen import ModalScreen
 
 from oomscope.tui import actions
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span, clip, wrap
+from oomscope.tui.widgets.spans import Row, Span, fit, wrap
 from oomscope.views import whatif as view
 from oomscope.views import wording
 
@@ -84,7 +84,7 @@ def _line(each: view.Setting, found: view.WhatIf, width: int, lit: bool, key: st
     return Row(
         [
             ("› " if lit else "  ", "bold"),
-            (f"{clip(name, cells - 1):<{cells}}", "bold" if each.is_recommended else ""),
+            (fit(name, cells - 1) + " ", "bold" if each.is_recommended else ""),
             (f"{each.peak.gib() if each.peak else '–':>12}", ""),
             (f"{each.need.gib() if each.need else 'not searched':>15}", ""),
             (f"{each.retries:>8}  ", "dim"),

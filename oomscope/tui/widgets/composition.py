@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span, clip, clip_left
+from oomscope.tui.widgets.spans import Row, Span, fit, fit_left
 from oomscope.views import wording
 from oomscope.views.composition import Composition, Part
 
@@ -45,11 +45,11 @@ def _bars(parts: Sequence[Part], total: int, width: int, style: str, *, from_lef
     rows = []
     for part in parts:
         cells = round(part.size_bytes / max(1, total) * room)
-        name = clip_left(part.name, name_cells - 1) if from_left else clip(part.name, name_cells - 1)
+        name = fit_left(part.name, name_cells - 1) if from_left else fit(part.name, name_cells - 1)
         rows.append(
             Row(
                 [
-                    (f"{name:<{name_cells}}", ""),
+                    (name + " ", ""),
                     ("█" * min(room, cells), style),
                     ("·" * max(0, room - cells), "free"),
                     (f"{wording.gib(part.size_bytes, 2):>8} GiB", "bold"),

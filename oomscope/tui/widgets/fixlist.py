@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from textual.geometry import Size
 
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span, clip, pad, wrap
+from oomscope.tui.widgets.spans import Row, Span, clip, fit, pad, wrap
 from oomscope.views import wording
 from oomscope.views.fixes import Bar, Fixes, FixRow, PreviewLine
 
@@ -88,7 +88,7 @@ class FixList(LineList):
         spans: list[Span] = [
             ("› " if selected else "  ", "bold"),
             (tick, "key" if row.id in self.chosen else "dim" if not row.can_be_ticked else ""),
-            (f" {clip(row.id, 19):<19}", "bold" if row.applicable and row.effective is not False else "dim"),
+            (" " + fit(row.id, 19), "bold" if row.applicable and row.effective is not False else "dim"),
         ]
         note = row.note()
         if note or row.predicted is None:

@@ -119,8 +119,18 @@ class LineList(ScrollView, can_focus=True):
 
     @property
     def shows_cursor(self) -> bool:
-        """Whether the cursor's line is lit."""
-        return True
+        """Whether the cursor's line is lit: where the keyboard is. Elsewhere its mark alone shows the place."""
+        return self.has_focus
+
+    def on_focus(self) -> None:
+        self._repaint()
+
+    def on_blur(self) -> None:
+        self._repaint()
+
+    def _repaint(self) -> None:
+        self._strips.clear()
+        self.refresh()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

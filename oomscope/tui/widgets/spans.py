@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.segment import Segment
 from textual.strip import Strip
 
@@ -58,7 +58,25 @@ def clip_left(text: str, width: int) -> str:
     """The end of `text` in at most `width` cells: for paths, whose end says most."""
     if cell_len(text) <= width:
         return text
-    return "…" + text[len(text) - max(0, width - 1) :] if width > 0 else ""
+    room, start = width - 1, len(text)
+    while start > 0 and (size := cell_len(text[start - 1])) <= room:
+        room -= size
+        start -= 1
+    return "…" + text[start:] if width > 0 else ""
+
+
+def fit(text: str, width: int) -> str:
+    """`text` in exactly `width` cells: a column of a table, whatever script it is written in."""
+    return _filled(clip(text, width), width)
+
+
+def fit_left(text: str, width: int) -> str:
+    """The end of `text` in exactly `width` cells."""
+    return _filled(clip_left(text, width), width)
+
+
+def _filled(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
 
 
 def _ellipsis(text: str, width: int) -> str:
@@ -94,9 +112,10 @@ def wrap(text: str, width: int, indent: int = 0) -> list[str]:
             if line.strip():
                 lines.append(line)
             line = later + word
-            while cell_len(line) > width > len(later):
-                lines.append(line[:width])
-                line = later + line[width:]
+            while cell_len(line) > width > len(later) + 1:
+                head = chop_cells(line, width)[0]
+                lines.append(head)
+                line = later + line[len(head) :]
         lines.append(line)
     return lines
 

@@ -90,7 +90,8 @@ class VirtualList(ScrollView, can_focus=True):
         if index >= self.count():
             return Strip.blank(width, colours.base)
         selected = index == self.cursor
-        return to_strip(self.line(index, width, selected), width, colours, selected=selected)
+        lit = selected and self.has_focus
+        return to_strip(self.line(index, width, selected), width, colours, selected=lit)
 
     # -- the cursor --------------------------------------------------------------------------
 
