@@ -1,8 +1,19 @@
-"""`torch.save` and `torch.load`: simulated tensors are stored as shapes."""
+"""`torch.save` and `torch.load`: simulated tensors are stored as shapes, and never over a file that was there before.
+
+A simulated run must leave the checkpoints of real runs alone, and must not leave files that a real run would resume
+from: a file that exists is not written, what is saved under its name goes to a temporary folder and is loaded from
+there; new files are removed when the process ends.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from typing import Any, Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -10,17 +21,18 @@ from torch.utils._pytree import tree_map
 
 
 def install(mode: Any) -> None:
-    """Replace `torch.save` and `torch.load`."""
+    """Replace `torch.save` and `torch.load`, and what gives a saved file another name."""
     plain_save, plain_load = torch.save, torch.load
+    saved = _Saved()
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain_save(tree_map(_as_shape, obj), f, *args, **kwargs)
+        return plain_save(tree_map(_as_shape, obj), saved.to_write(f), *args, **kwargs)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         target = None if map_location is None or callable(map_location) else map_location
         on_card = target is not None and not isinstance(target, dict) and "cuda" in str(target)
         plain_target = "cpu" if on_card or isinstance(map_location, dict) else map_location
-        loaded = plain_load(f, plain_target, *args, **kwargs)
+        loaded = plain_load(saved.to_read(f), plain_target, *args, **kwargs)
         if str(target) == "meta":
             return loaded
 
@@ -35,6 +47,85 @@ def install(mode: Any) -> None:
 
     save.__doc__, load.__doc__ = plain_save.__doc__, plain_load.__doc__
     torch.save, torch.load = save, load
+    os.replace, os.rename = saved.renaming(os.replace), saved.renaming(os.rename)
+    shutil.copyfile = saved.copying(shutil.copyfile)
+
+
+class _Saved:
+    """Where the files lie that this process saved, by the names that the script gave them."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+        self._folder = ""
+        self._owner = os.getpid()
+        atexit.register(self._remove)
+
+    def to_write(self, f: Any) -> Any:
+        """Where to write what the script saves as `f`: there, or elsewhere when another file has that name."""
+        name = _name(f)
+        if name is None:
+            return f
+        if name not in self._places:
+            self._places[name] = self._elsewhere(name) if os.path.lexists(name) else name
+        return self._places[name]
+
+    def to_read(self, f: Any) -> Any:
+        name = _name(f)
+        return f if name is None else self._places.get(name, f)
+
+    def renaming(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def rename(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+            before = _name(src)
+            if before is None or args or kwargs:
+                return plain(src, dst, *args, **kwargs)
+            place = self._places.get(before)
+            if place is not None:
+                plain(place, self.to_write(dst))
+                del self._places[before]
+                return None
+            result = plain(src, dst)
+            self._follow(before, str(_name(dst)))
+            return result
+
+        return rename
+
+    def copying(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def copyfile(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.to_read(src) is src:
+                return plain(src, dst, *args, **kwargs)
+            plain(self.to_read(src), self.to_write(dst), *args, **kwargs)
+            return dst
+
+        return copyfile
+
+    def _follow(self, before: str, after: str) -> None:
+        """A folder with saved files got another name."""
+        for name in [each for each in self._places if each.startswith(before + os.sep)]:
+            new = after + name[len(before) :]
+            place = self._places.pop(name)
+            self._places[new] = new if place == name else place
+
+    def _elsewhere(self, name: str) -> str:
+        if not self._folder:
+            self._folder = tempfile.mkdtemp(prefix="oomscope-saved-")
+        return os.path.join(self._folder, f"{len(self._places)}-{os.path.basename(name)}")
+
+    def _remove(self) -> None:
+        if os.getpid() != self._owner:
+            return
+        for name, place in self._places.items():
+            if place == name:
+                with contextlib.suppress(OSError):
+                    os.unlink(place)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _name(f: Any) -> str | None:
+    """The absolute path that `f` names; None for an open file."""
+    return os.path.abspath(os.fsdecode(f)) if isinstance(f, (str, bytes, os.PathLike)) else None
 
 
 def _as_shape(each: Any) -> Any:
