@@ -23,6 +23,7 @@ from ..protocol import layout
 from . import guard
 from .agent import Agent
 from .guard import guarded
+from .history import start_history, stop_history
 
 #: The attached agent of this process; None before the first attach and after a detach.
 CURRENT: Attached | None = None
@@ -201,17 +202,7 @@ class Attached:
         if attach_observer is not None:
             attach_observer(self._observe)
             self._observing = True
-        history = self._config.get("history") or {}
-        record = getattr(torch.cuda.memory, "_record_memory_history", None)
-        if record is None or not history.get("enabled", True) or _is_recording(torch):
-            return
-        record(
-            enabled="all",
-            context="all",
-            stacks=history.get("stacks", "python"),
-            max_entries=int(history.get("max_entries", 100_000)),
-        )
-        self._history = True
+        self._history = start_history(torch, self._config.get("history") or {})
 
     def _observe(self, device: int, requested: int, capacity: int, free: int) -> None:
         """An observer cannot be unregistered, so this one falls silent by itself."""
@@ -283,21 +274,13 @@ class Attached:
             return
         if self._config.get("snapshot_on_detach"):
             self.agent.recorder.snapshot("detach")
-        self._torch.cuda.memory._record_memory_history(enabled=None)
+        stop_history(self._torch)
 
     def forked(self) -> None:
         """In a forked child of the job: no agent, no hooks, no file."""
         self.stopped = True
         self._disarm()
         self.agent._forked()
-
-
-def _is_recording(torch: Any) -> bool:
-    """Does the job itself record its history? Then its ring is not ours to clear."""
-    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    if enabled is not None:
-        return bool(enabled())
-    return any(torch.cuda.memory._snapshot().get("device_traces") or [])
 
 
 def _steps_done(optimizer: Any) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, Callable
 
 from .guard import guarded
+from .history import start_history
 from .probes import Progress
 from .readings import DeviceMemory, HostMemory
 
@@ -86,14 +87,7 @@ class Recorder:
         attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(self.observe)
-        history = self._config.get("history") or {}
-        if history.get("enabled", True) and hasattr(self._torch.cuda.memory, "_record_memory_history"):
-            self._torch.cuda.memory._record_memory_history(
-                enabled="all",
-                context="all",
-                stacks=history.get("stacks", "python"),
-                max_entries=int(history.get("max_entries", 100_000)),
-            )
+        start_history(self._torch, self._config.get("history") or {})
 
     @guarded("oom")
     def observe(self, device: int, requested: int, capacity: int, free: int) -> None:
