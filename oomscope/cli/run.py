@@ -124,8 +124,11 @@ def _not_started() -> Iterator[None]:
               help="The highest risk class that may be taken without asking.")  # fmt: skip
 @click.option("--budget", metavar="20m", help="Start no further attempt after this time (90s, 20m, 2h).")
 @click.option("--max-attempts", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--ranks", metavar="0,7", help="Ranks to simulate (default: 0 stands for all).")
+@click.option("--ranks", metavar="0,7", help="Ranks to simulate (default: the first and the last).")
 @click.option("--detail", is_flag=True, help="Phases, modules and loader times from the first attempt on.")
+@click.option(
+    "--no-history", is_flag=True, help="Do not record the GPU's allocation history (1–2 µs an allocation)."
+)
 @click.option("--python", metavar="PATH", help="The job's interpreter (default: the active environment's).")
 @click.option("--ui", type=click.Choice(["auto", "never", "always"]), default="auto", show_default=True,
               help="Screens in a terminal, or plain text.")  # fmt: skip
@@ -162,6 +165,7 @@ class Options:
     max_attempts: int
     ranks: str | None
     detail: bool
+    no_history: bool
     python: str | None
     ui: str
     as_json: bool
@@ -203,6 +207,7 @@ def _request(options: Options, launch: Launch, chosen: tuple[str, ...], *, scree
         steps=options.steps,
         ranks=rank_numbers(options.ranks),
         detail=options.detail,
+        history=not options.no_history,
         output="files" if screens else "tee" if options.as_json else "through",
         take_best=options.yes or options.auto,
         chosen=chosen,

@@ -44,7 +44,7 @@ from oomscope.store.tail import record_files
 __all__ = ["JobControl", "JobResult", "JobSpec", "OomFact", "RankResult", "run_job"]
 
 #: Default of the allocation history: python stacks cost little, and the ring is bounded.
-HISTORY = {"enabled": True, "max_entries": 100_000, "stacks": "python"}
+HISTORY = {"max_entries": 100_000, "stacks": "python"}
 
 #: Seconds between two looks at the child, and how long a polite end may take before the next signal.
 _POLL_S = 0.05
@@ -70,6 +70,8 @@ class JobSpec:
     output: Output = "files"
     ranks: tuple[int, ...] | None = None
     """Simulated ranks to run; None: the first and the last, and those they wait for."""
+    history: bool = True
+    """Record torch's allocation history."""
     capacity_bytes: int | None = None
     """Replaces the card's own capacity, for predictions of smaller or larger cards."""
 
@@ -337,7 +339,7 @@ class _Run:
             "steps": spec.steps,
             "plan": spec.plan or {"fixes": []},
             "detail": spec.detail,
-            "history": dict(HISTORY),
+            "history": {**HISTORY, "enabled": spec.history},
             "ranks": list(ranks.chosen) if ranks is not None else spec.ranks,
             "supervisor_pid": os.getpid(),
             "main_is_rank": ranks is not None or is_one_script(spec.command),

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oomscope.core.diagnosis import diagnose
 from oomscope.errors import OomscopeError
 from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
 from oomscope.launch.predict import launch_changes, patched_command, predict
 from oomscope.launch.processes import Output
 from oomscope.launch.proof import prove
 from oomscope.live.evidence import collect
+from oomscope.live.judge import judge
 from oomscope.protocol import layout
 from oomscope.simulate import cards
 from oomscope.store.files import write_json
@@ -48,6 +48,8 @@ class RunRequest:
     steps: int | None = None
     ranks: tuple[int, ...] | None = None
     detail: bool = False
+    history: bool = True
+    """Record torch's allocation history; on a simulated device always."""
     output: Output = "files"
     take_best: bool = False
     """Take the recommended plan without asking."""
@@ -238,6 +240,7 @@ class Loop:
             steps=request.steps,
             # The heavier probes are for attempts that are investigated anyway; the first real run stays light.
             detail=request.detail or self._is_trial or self.card is not None or previous is not None,
+            history=request.history or self.card is not None,
             role="attempt",
             attempt_dir=self.session.path,
             output=request.output,
@@ -267,7 +270,7 @@ class Loop:
         self.session.set_state("diagnosing")
         self._note("diagnosing", attempt=attempt.number)
         with self._shielded("the diagnosis"):
-            findings = diagnose(collect(attempt.path)).to_json()
+            findings = judge(collect(attempt.path)).to_json()
             write_json(attempt.path / layout.FINDINGS_FILE, findings)
             rule = findings["verdicts"][0]["rule"] if findings["verdicts"] else None
             self._note("diagnosed", attempt=attempt.number, rule=rule)

@@ -254,3 +254,62 @@ def test_an_interrupted_analysis_keeps_what_the_job_came_to(
     assert (loop.outcome.exit_code, loop.outcome.oom) == (1, True)
     assert loop.session.state()["state"] == "oom"
     assert "interrupted" in notes(events)
+
+
+def test_chosen_fixes_are_compared_on_a_short_run_that_does_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, loop, _ = play(tmp_path, monkeypatch, [False, False], chosen=("ckpt",), steps=4)
+    assert stage.order == ["run", "predict", "run", "prove"]
+    assert [spec.env.get("FIX") for spec in stage.specs] == [None, "ckpt"]
+    assert [each["id"] for each in stage.specs[0].plan["fixes"]] == ["fingerprint", "observe"]
+    assert loop.outcome.exit_code == 0
+
+
+def test_a_whole_job_that_survives_is_not_run_again_for_chosen_fixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, _, events = play(tmp_path, monkeypatch, [False], chosen=("ckpt",))
+    assert stage.order == ["run"]
+    assert "ckpt not applied" in notes(events)
+    assert "--plan" in notes(events)
+
+
+def test_a_viewer_may_ask_for_fixes_of_a_job_that_survives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = iter([True, False])
+    original = Loop.__init__
+
+    def asked(self: Loop, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs, also_predict=lambda: next(wanted))
+
+    monkeypatch.setattr(Loop, "__init__", asked)
+    stage, loop, _ = play(tmp_path, monkeypatch, [False, False], decide=lambda fixes: ["ckpt"])
+    assert stage.order == ["run", "predict", "run", "prove"]
+    assert loop.session.state()["state"] == "done"
+
+
+def test_an_ended_session_is_taken_up_with_its_last_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, first, _ = play(tmp_path, monkeypatch, [True])
+    attempt = first.session.attempts()[-1]
+    attempt.write_result({"exit_code": 1, "oom": True})
+    again = Loop(first.session, first.request, {"HOME": "/"}, decide=lambda fixes: None)
+    assert again.resume(attempt).exit_code == 1
+    assert first.session.state()["state"] == "oom"
+
+    stage.outcomes = [False]
+    again = Loop(first.session, first.request, {"HOME": "/"}, decide=lambda fixes: ["ckpt"])
+    assert again.resume(attempt).exit_code == 0
+    assert [each.number for each in first.session.attempts()] == [1, 2]
+    assert first.session.state()["state"] == "done"
+
+
+@pytest.mark.parametrize(("device", "kept"), [(None, False), ("a100-40g", True)])
+def test_the_history_can_be_left_out_on_a_real_device_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str | None, kept: bool
+) -> None:
+    stage, _, _ = play(tmp_path, monkeypatch, [False], device=device, history=False)
+    assert stage.specs[0].history is kept
