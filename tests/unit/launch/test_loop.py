@@ -78,7 +78,7 @@ def play(
     monkeypatch.setattr(loop_module, "predict", stage.predict)
     monkeypatch.setattr(loop_module, "prove", stage.prove)
     monkeypatch.setattr(loop_module, "launch_changes", launch_changes)
-    monkeypatch.setattr(loop_module, "diagnose", lambda evidence: _Findings())
+    monkeypatch.setattr(loop_module, "judge", lambda evidence: _Findings())
     monkeypatch.setattr(loop_module, "collect", lambda path: None)
     session = Session.create(tmp_path, name="train")
     request = RunRequest(command=("python", "train.py"), cwd=str(tmp_path), **options)
