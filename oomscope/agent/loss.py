@@ -92,7 +92,7 @@ class LossReader:
         """
         buffer, position = self._buffers.get(dtype, (None, 0))
         if buffer is None:
-            buffer = self._torch.empty(_SLOTS, dtype=dtype, pin_memory=True)
+            buffer = self._torch.empty(_SLOTS, dtype=dtype, device="cpu", pin_memory=True)
         self._buffers[dtype] = (buffer, (position + 1) % _SLOTS)
         return buffer[position]
 

@@ -176,7 +176,7 @@ def _can_pin() -> bool:
     if not torch.cuda.is_available():
         return False
     try:
-        torch.empty(1, pin_memory=True)
+        torch.empty(1, device="cpu", pin_memory=True)
     except RuntimeError:
         return False
     return True

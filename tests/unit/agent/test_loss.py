@@ -64,8 +64,9 @@ class Torch:
         assert not self.capturing, "an event must not be asked during a capture"
         return self.arrived
 
-    def empty(self, count, dtype, pin_memory):
+    def empty(self, count, dtype, device, pin_memory):
         assert pin_memory
+        assert device == "cpu", "only host memory can be pinned, whatever the script's default device is"
         self.pinned += 1
         return [Slot() for _ in range(count)]
 
