@@ -35,6 +35,9 @@ _left_open: list[Any] = []
 #: The wrapped counters of the last agent, with the peaks it hid from the script.
 _old_peaks: Any = None
 
+#: How long an import of torch that has begun may take; the other side waits for an answer for ten seconds.
+_IMPORT_S = 8.0
+
 _COUNTERS = ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats")
 
 
@@ -60,9 +63,11 @@ def attach(folder: str) -> None:
 
 def _attach(config: dict[str, Any], folder: str) -> dict[str, Any]:
     global CURRENT, _fork_hooked
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "__version__"):
+    if "torch" not in sys.modules:
         return {"ok": False, "code": "no_torch", "text": "this process has not imported torch"}
+    torch = _whole_torch()
+    if torch is None:
+        return {"ok": False, "code": "no_torch", "text": "this process is still importing torch: attach again"}
     active = _active_agent()
     if active is not None:
         return {
@@ -80,6 +85,17 @@ def _attach(config: dict[str, Any], folder: str) -> dict[str, Any]:
         os.register_at_fork(after_in_child=_forked)
     CURRENT.start()
     return {"ok": True, "code": "attached", "text": "", "attempt_dir": config["attempt_dir"]}
+
+
+def _whole_torch() -> Any:
+    """torch, once its import is over; None when that takes too long. Half of it would take hooks and lose them."""
+    until = time.monotonic() + _IMPORT_S
+    while time.monotonic() < until:
+        torch = sys.modules.get("torch")
+        if torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False):
+            return torch if hasattr(torch, "__version__") else None
+        time.sleep(0.02)
+    return None
 
 
 def _source_folder(folder: str) -> str:

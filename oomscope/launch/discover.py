@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oomscope.collect.procfs import Process, accelerator_files, all_processes
 from oomscope.errors import AttachFailed, UsageError
+from oomscope.launch.names import container_pids, slurm_pids
 from oomscope.launch.preflight import looks_like_python
 from oomscope.launch.roles import (
     is_launcher,
@@ -172,20 +170,9 @@ def _belongs(child: Process, parent: Process) -> bool:
 def _by_name(target: str, table: Mapping[int, Process], me: Collection[int]) -> list[int]:
     others = [process for process in table.values() if process.pid not in me]
     if target.startswith("slurm:"):
-        job = target[6:]
-        found = [process.pid for process in others if process.slurm_job == job]
-        if not found:
-            raise AttachFailed(
-                f"no process of Slurm job {job} on this host ({os.uname().nodename})",
-                hint=f"run oomscope on a node of the job: scontrol show job {job} | grep NodeList",
-            )
-        return found
+        return slurm_pids(target[6:], others, os.uname().nodename)
     if target.startswith("container:"):
-        identifier = _container_id(target[10:])
-        found = [process.pid for process in others if (process.container or "").startswith(identifier)]
-        if not found:
-            raise AttachFailed(f"no process of a container {identifier} on this host")
-        return found
+        return container_pids(target[10:], others)
     found = [
         process.pid for process in others if (process.environ or {}).get("TORCHELASTIC_RUN_ID") == target
     ]
@@ -200,23 +187,6 @@ def _by_name(target: str, table: Mapping[int, Process], me: Collection[int]) -> 
             else "no Python script is running",
         )
     return found
-
-
-def _container_id(text: str) -> str:
-    if re.fullmatch(r"[0-9a-f]{6,64}", text) or shutil.which("docker") is None:
-        return text
-    try:
-        done = subprocess.run(
-            ["docker", "inspect", "-f", "{{.Id}}", "--", text],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return text
-    return done.stdout.strip() or text
 
 
 def _group_key(rank: Rank, root: int) -> tuple[object, ...]:

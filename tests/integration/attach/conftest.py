@@ -31,7 +31,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def make(
         *arguments: str, env: Mapping[str, str] | None = None, prefix: tuple[str, ...] = (), **options: Any
     ) -> Any:
-        command = [*prefix, sys.executable, *arguments]
+        command = [*prefix, sys.executable, *arguments] if arguments else list(prefix)
         environ = {**os.environ, **(env or {})}
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, **options)
         running.append(process)
@@ -86,6 +86,14 @@ def torchrun(
         return process
 
     return make
+
+
+def oomscope(*arguments: str, prefix: tuple[str, ...] = (), timeout: float = 60, **options: Any) -> Any:
+    """Runs the command line; its exit code, stdout and stderr."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "oomscope", *arguments],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, **options,
+    )  # fmt: skip
 
 
 def lines(path: Path) -> int:

@@ -22,7 +22,7 @@ from oomscope.launch.attachment import Options, Rung
 from oomscope.launch.discover import discover
 from oomscope.store.tail import read_records
 
-from .conftest import JOBS, free_port, lines, wait_until
+from .conftest import JOBS, free_port, lines, oomscope, wait_until
 
 pytestmark = [
     pytest.mark.integration,
@@ -55,13 +55,6 @@ def records(session, each):
         path for path in session.attempt.procs.iterdir() if f"-{each.rank.namespace_pid}." in path.name
     )
     return read_records(name)
-
-
-def oomscope(*arguments, prefix=(), timeout=60, **options):
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "oomscope", *arguments],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, **options,
-    )  # fmt: skip
 
 
 def losses(job, ranks=2):
