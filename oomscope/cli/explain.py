@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 @click.option("--about", default="", metavar="WORDS", help="What you saw, in your own words; weak evidence.")
 @click.option("--rank", type=click.IntRange(0), help="Judge this rank of a session.")
 @click.option("--job", type=click.IntRange(1), help="Judge this run of a log that holds several.")
+@click.option(
+    "--answer",
+    "answers",
+    multiple=True,
+    metavar="QUESTION=yes|no",
+    help="Walk the flowchart with your answer in place of the one found, as in Q3.1b=yes. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object (oomscope.diagnosis/1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Markdown, to paste into an issue.")
 @click.option("--guide", is_flag=True, help="Show what the usual flowchart says at each question, corrected.")
@@ -33,6 +40,7 @@ def explain(
     about: str,
     rank: int | None,
     job: int | None,
+    answers: tuple[str, ...],
     as_json: bool,
     as_markdown: bool,
     guide: bool,
@@ -46,12 +54,15 @@ def explain(
         raise UsageError("give either a source or --text, not both")
     if as_json and as_markdown:
         raise UsageError("give either --json or --markdown, not both")
+    given = _answers(answers)
     evidence, reading = _evidence(source, pasted, about, rank, job)
-    from oomscope.core.diagnosis import diagnose
-    from oomscope.live.plugin_rules import plugin_rules
+    from oomscope.live.judge import judge
     from oomscope.report import diagnosis as report
 
-    diagnosis = diagnose(evidence, extra_rules=plugin_rules())
+    try:
+        diagnosis = judge(evidence, given)
+    except ValueError as error:
+        raise UsageError(f"--answer: {error}") from error
     findings = diagnosis.to_json()
     if as_json:
         click.echo(json.dumps(findings, indent=1))
@@ -63,6 +74,16 @@ def explain(
         click.echo(report.text(findings, guide=guide), nl=False)
     found = diagnosis.verdict is not None and diagnosis.verdict.rule.cause != "unknown"
     return int(ExitCode.ANSWER_IS_NO) if exit_code and found else int(ExitCode.DONE)
+
+
+def _answers(options: tuple[str, ...]) -> dict[str, str]:
+    given = {}
+    for option in options:
+        question, separator, answer = option.partition("=")
+        if not separator:
+            raise UsageError(f"--answer {option}: give QUESTION=yes or QUESTION=no")
+        given[question.strip()] = answer.strip().lower()
+    return given
 
 
 def _evidence(

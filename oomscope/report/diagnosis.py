@@ -81,6 +81,7 @@ def text(findings: Mapping[str, Any], *, guide: bool = False) -> str:
         happened = "Out of memory" if findings.get("failed", True) else "Did not run out of memory"
         lines += _wrap(f"{happened}: {title}", "  ", "")
     lines += _where_in_log(findings, events)
+    lines += _answered(findings)
     verdicts = findings["verdicts"]
     if not verdicts:
         lines.append("No memory problem found.")
@@ -97,6 +98,16 @@ def text(findings: Mapping[str, Any], *, guide: bool = False) -> str:
     for note in findings.get("notes") or ():
         lines += _wrap(f"Note: {note}", "  ", "")
     return "\n".join(lines) + "\n"
+
+
+def _answered(findings: Mapping[str, Any]) -> list[str]:
+    """The user's answers that this rests on."""
+    answers = findings.get("answers") or {}
+    texts = {node["node"]: node["question"] for node in findings["flow"]}
+    if not answers:
+        return []
+    said = "; ".join(f"{texts.get(node, node)} {answer}" for node, answer in answers.items())
+    return _wrap(f"With your answers: {said}", "  ")
 
 
 def _where_in_log(findings: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -150,7 +161,8 @@ def _flow(flow: Sequence[Mapping[str, Any]], guide: bool) -> list[str]:
             continue
         mark = ">" if node["on_path"] else " "
         question = f"{mark} {'' if top else '  '}{node['question']}"
-        lines.append(f"{question:<62}{node['answer']}")
+        mine = " (you)" if node.get("given") else ""
+        lines.append(f"{question:<62}{node['answer']}{mine}")
         if top and node["evidence"] and node["on_path"]:
             lines += _wrap(node["evidence"][0]["text"], "      ")
         if guide and node.get("guide"):
@@ -161,6 +173,9 @@ def _flow(flow: Sequence[Mapping[str, Any]], guide: bool) -> list[str]:
 def markdown(findings: Mapping[str, Any]) -> str:
     """The diagnosis to paste into an issue."""
     lines = [f"### Out of memory: {headline(findings) or 'no numbers'}", ""]
+    lines += [_escape(line.strip()) for line in _answered(findings)] + (
+        [""] if findings.get("answers") else []
+    )
     for verdict in findings["verdicts"]:
         if verdict is not findings["verdicts"][0] and verdict["confidence"] < LIKELY:
             continue
@@ -190,9 +205,10 @@ def markdown(findings: Mapping[str, Any]) -> str:
     lines += [f"> {_escape(advice)}" for advice in findings.get("advice") or ()]
     lines += ["<details><summary>Questions asked</summary>", "", "| question | answer |", "| --- | --- |"]
     for node in findings["flow"]:
-        if node["parent"] is None or node["answer"] == "yes":
+        if node["parent"] is None or node["answer"] == "yes" or node.get("given"):
+            mine = " (you)" if node.get("given") else ""
             lines.append(
-                f"| {'' if node['parent'] is None else '— '}{_cell(node['question'])} | {node['answer']} |"
+                f"| {'' if node['parent'] is None else '— '}{_cell(node['question'])} | {node['answer']}{mine} |"
             )
     lines += ["", "</details>", ""]
     return "\n".join(lines)

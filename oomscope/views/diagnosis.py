@@ -83,6 +83,8 @@ class Node:
     evidence: tuple[Evidence, ...]
     missing: tuple[Gap, ...]
     guide: str
+    given: bool = False
+    """The answer is the user's."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def _flow(items: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
                 evidence=_evidence(item),
                 missing=_missing(item),
                 guide=" ".join(clean(item.get("guide") or "").split()),
+                given=bool(flag(item, "given")),
             )
         )
     return tuple(nodes)
@@ -251,5 +254,8 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
     answers = [node for node in diagnosis.flow if node.on_path]
     if answers:
         lines.append("")
-        lines += [f"{'  ' * node.depth}{node.question} {node.answer}" for node in answers]
+        lines += [
+            f"{'  ' * node.depth}{node.question} {node.answer}{' (your answer)' * node.given}"
+            for node in answers
+        ]
     return lines

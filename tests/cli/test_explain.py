@@ -214,3 +214,32 @@ def test_a_session(capsys, tmp_path):
         assert code == 0
         assert "oom.optimizer_state_lazy" in out
         assert "rank 0 · step 0 · optimizer" in out
+
+
+def test_answers_of_the_user_walk_the_flowchart_again(capsys):
+    text = (
+        TEXT.replace("44.55 GiB", "0.50 GiB")
+        .replace("16.00 MiB", "44.00 MiB")
+        .replace("2.57 GiB is", "45.60 GiB is")
+        .replace("this process has 2.82", "this process has 46.80")
+    )
+    _, before, _ = run(capsys, "--text", text, "--json")
+    _, after, _ = run(capsys, "--text", text, "--json", "--answer", "Q3.1b=yes")
+    found = json.loads(after)
+    jsonschema.validate(found, SCHEMA)
+    assert json.loads(before)["answers"] == {}
+    assert found["answers"] == {"Q3.1b": "yes"}
+    assert found["verdicts"][0]["cause"] == "ckpt_full_gather"
+    _, shown, _ = run(capsys, "--text", text, "--answer", "Q3.1b=yes")
+    assert "With your answers: Is it saving a checkpoint? yes" in shown
+    assert "yes (you)" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    _, shown, _ = run(capsys, "--text", text, "--answer", "Q3.1b=yes", "--markdown")
+    assert "| yes (you) |" in shown
+
+
+@pytest.mark.parametrize("answer", ["Q1", "Q77=yes", "Q1=perhaps"])
+def test_an_answer_that_makes_no_sense_is_refused(capsys, answer):
+    code, _, err = run(capsys, "--text", TEXT, "--answer", answer)
+    assert code == 2
+    assert answer.partition("=")[0] in err

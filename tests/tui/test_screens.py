@@ -218,10 +218,13 @@ async def test_question_can_be_answered_otherwise(
 ) -> None:
     async with opened(sessions.waiting(home), start="oom") as pilot:
         await pilot.press("space")
+        await pilot.app.workers.wait_for_complete()
         await pilot.pause()
         text = text_of(pilot.app)
-        assert "with your answers: No cause is left" in text
+        assert "with your answers:" in text
+        assert "The evidence does not decide" in text
         assert "no you" in text
+        assert pilot.app.screen.command_text().endswith(" --answer Q1.4=no")
         await pilot.press("u")
         await pilot.pause()
         assert "with your answers" not in text_of(pilot.app)
@@ -292,6 +295,41 @@ async def test_apply_needs_a_waiting_supervisor(home: Path, opened: Any, session
         assert not isinstance(pilot.app.screen, Confirm)
         assert requests(session) == []
         assert any("oomscope fix" in note.message for note in pilot.app._notifications)
+
+
+async def test_fixes_of_a_running_job_are_asked_for_its_end(home: Path, opened: Any, sessions: Any) -> None:
+    session = sessions.eight_ranks(home)
+    async with opened(session, start="fixes") as pilot:
+        await pilot.press("P")
+        await pilot.pause()
+        assert [each["do"] for each in requests(session)] == ["predict"]
+
+
+async def test_fixes_of_an_ended_run_are_predicted_after_a_yes(
+    home: Path, opened: Any, sessions: Any, text_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oomscope.launch import supervised
+
+    taken: list[Path] = []
+    monkeypatch.setattr(supervised, "predict_ended", lambda session: taken.append(session.path))
+    session = sessions.eight_ranks(home)
+    session.set_state("done")
+    async with opened(session, start="fixes") as pilot:
+        assert "Press P" in text_of(pilot.app)
+        await pilot.press("P")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, Confirm)
+        assert "simulated device" in text_of(pilot.app)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert taken == []
+        await pilot.press("P", "y")
+        await pilot.pause()
+        assert taken == [session.path]
+    async with opened(session, start="fixes", readonly=True) as pilot:
+        await pilot.press("P")
+        await pilot.pause()
+        assert not isinstance(pilot.app.screen, Confirm)
 
 
 # -- leaving -------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from oomscope.core.diagnosis import overrule
 from oomscope.core.diagnosis.advice import choose_fixes, sentences
 from oomscope.core.diagnosis.arithmetic import MEANING
 from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
-from oomscope.core.diagnosis.flow import walk
+from oomscope.core.diagnosis.flow import PARENTS, TEXTS, walk
 from oomscope.core.diagnosis.model import LIKELY, Answer, Diagnosis, Finding, Rule, Undecided, Verdict
 from oomscope.core.diagnosis.rules import BUILT_IN
 from oomscope.core.diagnosis.rules.tools import (
@@ -31,15 +32,26 @@ UNKNOWN = Rule(
 )  # fmt: skip
 
 
-def diagnose(evidence: Evidence, *, extra_rules: Iterable[Rule] = ()) -> Diagnosis:
+def diagnose(
+    evidence: Evidence, *, answers: Mapping[str, str] | None = None, extra_rules: Iterable[Rule] = ()
+) -> Diagnosis:
     """The diagnosis of `evidence`: verdicts best first, none when nothing failed and nothing is wrong.
+
+    With `answers` (question to "yes" or "no") the flowchart is walked with them in place of what was found there.
 
     A failure that no rule explains with at least `LIKELY` gives the verdict `oom.unknown` in front, with what
     is missing.
+
+    Raises:
+        ValueError: an answer to a question that does not exist, or other than "yes" and "no".
     """
+    given = _checked(answers or {})
+    evidence = overrule.told(evidence, given, TEXTS)
     rules = (*BUILT_IN, *extra_rules)
-    answers: dict[Rule, Answer] = {rule: rule.test(evidence) for rule in rules}
-    found = [(rule, answer) for rule, answer in answers.items() if isinstance(answer, Finding)]
+    tested: dict[Rule, Answer] = {rule: rule.test(evidence) for rule in rules}
+    if given:
+        tested = overrule.apply(tested, given, PARENTS, TEXTS)
+    found = [(rule, answer) for rule, answer in tested.items() if isinstance(answer, Finding)]
     if not _is_measured(evidence):
         found = [
             (rule, replace(finding, confidence=min(finding.confidence, WORDS_ONLY)))
@@ -52,12 +64,23 @@ def diagnose(evidence: Evidence, *, extra_rules: Iterable[Rule] = ()) -> Diagnos
         if finding.confidence >= LISTED
         and (rule.is_problem or evidence.signal("says:growing", "says:plateau"))
     ]
-    if not evidence.failed and not _complains(evidence):
+    if not evidence.failed and not given and not _complains(evidence):
         verdicts = [v for v in verdicts if v.finding.confidence >= LIKELY]
     elif not verdicts or verdicts[0].finding.confidence < LIKELY:
-        verdicts.insert(0, _unknown(evidence, answers, verdicts))
+        verdicts.insert(0, _unknown(evidence, tested, verdicts, bool(given)))
     best = verdicts[0] if verdicts else None
-    return Diagnosis(evidence, tuple(verdicts), walk(evidence, answers, best), sentences(evidence, best))
+    flow = walk(evidence, tested, best, given)
+    return Diagnosis(evidence, tuple(verdicts), flow, sentences(evidence, best), tuple(given.items()))
+
+
+def _checked(answers: Mapping[str, str]) -> dict[str, str]:
+    for node, answer in answers.items():
+        if node not in TEXTS:
+            listed = "; ".join(f"{name} {text}" for name, text in TEXTS.items())
+            raise ValueError(f"there is no question {node}. The questions are: {listed}")
+        if answer not in ("yes", "no"):
+            raise ValueError(f"{node}: the answer is yes or no, not {answer}")
+    return dict(answers)
 
 
 def _is_measured(e: Evidence) -> bool:
@@ -73,7 +96,7 @@ def _complains(evidence: Evidence) -> bool:
     return grows or any(signal.name.startswith(("says:", "phase:")) for signal in said)
 
 
-def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict]) -> Verdict:
+def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict], given: bool) -> Verdict:
     """The honest verdict: what is known, and the cheapest capture that would decide."""
     gaps: dict[Missing, int] = {}
     for answer in answers.values():
@@ -97,6 +120,8 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
     )
     names = " or ".join(v.rule.cause for v in weak[:2])
     explanation = "What is known does not single out one cause."
+    if given:
+        explanation = "With your answers nothing that was recorded singles out a cause."
     if evidence.host_kill is not None:
         explanation = "Host memory ran out, not the device's. What filled it is not known."
     explanation += f" Possible: {names}." if names else ""

@@ -197,18 +197,26 @@ QUESTIONS: tuple[Question, ...] = (
 )
 
 
-def walk(e: Evidence, answers: Mapping[Rule, Answer], best: Verdict | None) -> tuple[FlowNode, ...]:
-    """All nodes with their answers; those that lead to `best` are on the path."""
+PARENTS: dict[str, str | None] = {question.node: question.parent for question in QUESTIONS}
+TEXTS: dict[str, str] = {question.node: question.text for question in QUESTIONS}
+
+
+def walk(
+    e: Evidence, answers: Mapping[Rule, Answer], best: Verdict | None, given: Mapping[str, str] | None = None
+) -> tuple[FlowNode, ...]:
+    """All nodes with their answers; those that lead to `best`, and those that the user answered, are on the path."""
     nodes = [_node(e, question, answers) for question in QUESTIONS]
+    given = given or {}
+    nodes = [replace(n, answer=given[n.node], given=True) if n.node in given else n for n in nodes]
     chosen = best.rule.node if best is not None else None
-    parents = {question.node: question.parent for question in QUESTIONS}
-    path = {node for node in (chosen, parents.get(chosen or "")) if node}
+    path = {node for node in (chosen, PARENTS.get(chosen or "")) if node}
     spine = ("G0", "Q1", "Q2", "Q3")
-    last = spine.index(parents.get(chosen or "") or chosen or "") if path & set(spine) else None
+    last = spine.index(PARENTS.get(chosen or "") or chosen or "") if path & set(spine) else None
     if last is not None:
         path |= set(spine[: last + 1])
     elif chosen is not None:
         path.add("G0")
+    path |= set(given)
     return tuple(replace(node, on_path=node.node in path) for node in nodes)
 
 

@@ -100,6 +100,8 @@ class FlowNode:
     evidence: tuple[Fact, ...] = ()
     missing: tuple[Missing, ...] = ()
     guide: str | None = None
+    given: bool = False
+    """The answer is the user's."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -112,6 +114,7 @@ class FlowNode:
             "evidence": [fact.to_json() for fact in self.evidence],
             "missing": [gap.to_json() for gap in self.missing],
             "guide": self.guide,
+            "given": self.given,
         }
 
 
@@ -125,6 +128,8 @@ class Diagnosis:
     advice: tuple[str, ...] = field(default=())
     """Sentences that hold whatever the cause: a hint of torch's own text that cannot help here, for instance.
     """
+    answers: tuple[tuple[str, str], ...] = ()
+    """The user's answers that this rests on: (question, "yes" or "no")."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -158,5 +163,6 @@ class Diagnosis:
             "verdicts": [verdict.to_json() for verdict in self.verdicts],
             "flow": [node.to_json() for node in self.flow],
             "advice": list(self.advice),
+            "answers": dict(self.answers),
             "notes": list(known.notes),
         }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
 
+from oomscope.errors import OomscopeError
 from oomscope.tui import actions
 from oomscope.tui.editor import edit
 from oomscope.tui.screens.base import BaseScreen
@@ -19,7 +23,16 @@ from oomscope.views import diagnosis as view
 from oomscope.views import whatif, wording
 from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Fact, Headline
-from oomscope.views.overrule import next_answer, walk_again
+from oomscope.views.overrule import Rewalk, next_answer
+
+
+@dataclass
+class Walked(Message):
+    """The flowchart was walked with these answers."""
+
+    answers: dict[str, str]
+    found: view.Diagnosis | None
+    error: str = ""
 
 
 class OomScreen(BaseScreen):
@@ -30,7 +43,8 @@ class OomScreen(BaseScreen):
         "At the top the most likely cause, how sure it is, and the card at the moment of failure. Below, the "
         "questions that were asked: ● is on the path to the cause, ? could not be answered. Every question "
         "has its evidence, and where evidence is missing, the cheapest way to get it. d shows the questions "
-        "off the path too; space answers one otherwise and walks the chart again with what is known."
+        "off the path too; space answers one otherwise and walks the chart again with your answer; u returns to "
+        "what was found. oomscope explain SESSION --answer Q1=no does the same."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.OOM)]
     DEFAULT_CSS = """
@@ -51,6 +65,8 @@ class OomScreen(BaseScreen):
         super().__init__()
         self._answers: dict[str, str] = {}
         self._answered_for = 0
+        self._rewalk: Rewalk | None = None
+        self._walked: Walked | None = None
         self._shown: view.Diagnosis | None = None
 
     def compose_body(self) -> ComposeResult:
@@ -80,8 +96,11 @@ class OomScreen(BaseScreen):
         self.show_missing()
         tall = self.size.height >= 32
         if frame.diagnosis_attempt != self._answered_for:
-            self._answered_for, self._answers = frame.diagnosis_attempt, {}
-        found = walk_again(found, self._answers)
+            self._answered_for, self._answers, self._walked = frame.diagnosis_attempt, {}, None
+            self._rewalk = None
+        walked = self._walked
+        if walked is not None and walked.found is not None and walked.answers == self._answers:
+            found = walked.found
         self._shown = found
         self.query_one(VerdictBlock).show(
             found, 5 if tall else 2, "with your answers: " if self._answers else ""
@@ -124,11 +143,12 @@ class OomScreen(BaseScreen):
         return Alert("warn", "no single fix is predicted to fit", "4", "fixes")
 
     def copy_text(self) -> str:
-        found = self.host.frame.diagnosis if self.host.frame else None
+        found = self._shown
         return "\n".join(view.sentences(found)) + "\n" if found else ""
 
     def command_text(self) -> str:
-        return f"oomscope explain {self.host.frame.path}" if self.host.frame else ""
+        given = "".join(f" --answer {name}={answer}" for name, answer in self._answers.items())
+        return f"oomscope explain {self.host.frame.path}{given}" if self.host.frame else ""
 
     # -- events and actions ------------------------------------------------------------------
 
@@ -150,10 +170,35 @@ class OomScreen(BaseScreen):
         answer = next_answer(node, self._answers.pop(name, None))
         if answer is not None:
             self._answers[name] = answer
-        self.refresh_frame()
+        self._walk()
 
     def action_as_found(self) -> None:
         self._answers.clear()
+        self.refresh_frame()
+
+    def _walk(self) -> None:
+        frame = self.host.frame
+        if frame is None or frame.diagnosis is None or not self._answers:
+            self.refresh_frame()
+            return
+        if self._rewalk is None:
+            self._rewalk = Rewalk(frame.path, frame.diagnosis_attempt, frame.diagnosis.rank)
+        self._walk_in_thread(self._rewalk, dict(self._answers))
+
+    @work(thread=True, exclusive=True, exit_on_error=False)
+    def _walk_in_thread(self, rewalk: Rewalk, answers: dict[str, str]) -> None:
+        try:
+            found = rewalk.walk(answers)
+        except OomscopeError as error:
+            self.post_message(Walked(answers, None, error.message))
+        else:
+            self.post_message(Walked(answers, found))
+
+    def on_walked(self, message: Walked) -> None:
+        if message.error:
+            self._answers.clear()
+            self.notify(f"the questions cannot be walked again: {message.error}")
+        self._walked = message
         self.refresh_frame()
 
     def action_why_not(self) -> None:

@@ -2,7 +2,9 @@ import pytest
 
 from oomscope.core.diagnosis import Evidence, diagnose
 from oomscope.core.diagnosis.model import Excluded, Finding, Rule, Undecided
+from oomscope.launch import loop
 from oomscope.live import plugin_rules
+from oomscope.live.judge import judge
 from oomscope.plugins import Loaded
 
 
@@ -29,6 +31,12 @@ def test_a_rule_or_several(install):
     found = install(one, [one, one], None, "no rule", 7)
     assert len(found) == 3
     assert diagnose(Evidence(), extra_rules=found).verdict.rule.cause == "mine"
+
+
+def test_one_place_judges_for_explain_the_loop_and_the_viewer(install):
+    install(rule(lambda e: Finding(0.9, "because")))
+    assert judge(Evidence()).verdict.rule.cause == "mine"
+    assert loop.judge is judge
 
 
 def test_a_broken_rule_stays_alone(install):
