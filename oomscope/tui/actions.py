@@ -114,6 +114,7 @@ _SCREENS = (
     Action("fixes.tick", "space", "tick", "Tick", "Choose this fix, or take it back.", FIXES, 7),
     Action("fixes.diff", "d", "preview", "Diff", "Show exactly what the ticked fixes change.", FIXES, 6),
     Action("fixes.apply", "A", "apply", "Apply", "Rerun the job with the ticked fixes; shows what changes and asks first.", FIXES, 7, changes_job=True),
+    Action("fixes.predict", "P", "predict", "Predict", "Predict what each fix would do to this run; asks first.", FIXES, 5, changes_job=True),
     Action("fixes.recommended", "R", "recommend", "Best", "Tick the recommended combination.", FIXES, 3),
     Action("fixes.clear", "u", "clear", "Untick all", "Take every tick back.", FIXES),
     Action("fixes.all", "x", "fold", "All", "Show or hide the fixes that do not apply.", FIXES, 4),

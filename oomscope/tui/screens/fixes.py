@@ -8,6 +8,8 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 
+from oomscope.errors import OomscopeError
+from oomscope.store.session import Session
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.screens.dialogs import Confirm
@@ -153,7 +155,9 @@ class FixesScreen(BaseScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Hide what changes the job from a read-only viewer."""
-        return not (self.host.readonly and action == "apply")
+        if action == "predict" and self.host.frame is not None and _has_rows(self.host.frame):
+            return False
+        return not (self.host.readonly and action in ("apply", "predict"))
 
     def action_tick(self) -> None:
         refused = self.query_one(FixList).toggle()
@@ -224,6 +228,42 @@ class FixesScreen(BaseScreen):
             decided,
         )
 
+    def action_predict(self) -> None:
+        """Predict for a run that nobody predicts for: one that goes on, or one that has ended."""
+        frame, model = self.host.frame, self.host.model
+        if frame is None or model is None or _has_rows(frame):
+            return
+        if frame.is_attached:
+            self.notify("an attached job is not ours to run again; oomscope run predicts its fixes")
+            return
+        if frame.is_active:
+            self.host.ask("predict", "fixes are predicted as soon as this attempt has ended")
+            return
+
+        def decided(yes: bool | None) -> None:
+            if yes:
+                self._take_up(model.session)
+
+        body: list[str | tuple[str, str]] = [
+            "The script is run on a simulated device, once for each fix, two at a time:",
+            "",
+            ("  " + " ".join(frame.command), "heading"),
+            "",
+            "No GPU is used. What the script writes, except by torch.save, is written again.",
+        ]
+        dialog = Confirm("Predict fixes for this run?", body, yes="Predict", no="Not now")
+        self.app.push_screen(dialog, decided)
+
+    def _take_up(self, session: Session) -> None:
+        from oomscope.launch.supervised import predict_ended
+
+        try:
+            predict_ended(session)
+        except (OomscopeError, OSError) as error:
+            self.notify(str(error), severity="error")
+        else:
+            self.notify("predicting; this screen fills by itself")
+
     def action_back(self) -> None:
         self.host.action_go("oom")
 
@@ -235,10 +275,20 @@ def _missing(frame: Frame) -> tuple[str, str]:
     if frame.state == "diagnosing":
         return "Finding the cause first.", "Fixes are predicted as soon as it is known."
     if frame.state in ("starting", "running", "stopping"):
-        return "Nothing to fix so far.", "Fixes are predicted by themselves after an out-of-memory error."
+        return (
+            "Nothing to fix so far.",
+            "Fixes are predicted by themselves after an out-of-memory error; P predicts them at the end of any run.",
+        )
     if frame.state == "done":
         return (
-            "This run did not run out of memory: there is nothing to fix.",
-            "Press 5 to compare its attempts.",
+            "This run did not run out of memory.",
+            "Press P to predict what each fix would save, 5 to compare its attempts.",
         )
-    return "No fixes were predicted for this session.", f"Predict them with: oomscope fix {frame.path}"
+    return (
+        "No fixes were predicted for this session.",
+        f"Press P to predict them, or in a shell: oomscope fix {frame.path}",
+    )
+
+
+def _has_rows(frame: Frame) -> bool:
+    return frame.fixes is not None and bool(frame.fixes.rows)
