@@ -9,6 +9,7 @@ import os
 import sys
 from typing import Any, Callable
 
+from ..protocol import env as variables
 from ..protocol import layout
 from . import elastic, identity
 from .agent import Agent
@@ -41,7 +42,7 @@ def start(folder: str) -> None:
     # goodbye.
     atexit.register(early.end)
     reason = None
-    if config.get("device") and not launcher and not identity.is_multiprocessing_child():
+    if config.get("device") and not launcher and _has_device():
         reason = _start_simulation(config, early)
     AGENT = agent = Agent(torch, config, folder)
     early.connect(agent)
@@ -50,6 +51,11 @@ def start(folder: str) -> None:
     if config.get("plan") and (config["plan"].get("fixes")) and not launcher:
         _apply_plan(config["plan"], agent.emit)
     agent.arm()
+
+
+def _has_device() -> bool:
+    """Not for helpers of multiprocessing: data loader workers, resource trackers."""
+    return not identity.is_multiprocessing_child() or variables.SIMULATED_RANK in os.environ
 
 
 class _Early:
@@ -97,7 +103,8 @@ def _start_simulation(config: dict[str, Any], early: _Early) -> str | None:
     if begin is None:
         return "this launch brought no simulated device along"
     try:
-        begin({**config, "where": early.where, "modules": early.modules}, early.emit)
+        session = begin({**config, "where": early.where, "modules": early.modules}, early.emit)
+        config["device"]["capacity_bytes"] = session.device.capacity_bytes
     except Exception as error:  # noqa: BLE001  # the agent guard
         failed("simulate")
         early.emit({"k": "agent_error", "probe": "simulate", "error": _last_error()})

@@ -73,7 +73,7 @@ def _take_behind(args: Sequence[str]) -> tuple[list[str], list[str]]:
               help="Try multiples of this only.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True,
               help="Optimizer steps of each run; the second has optimizer states.")  # fmt: skip
-@click.option("--ranks", metavar="0,7", help="Ranks to simulate (default: 0 stands for all).")
+@click.option("--ranks", metavar="0,7", help="Ranks to simulate (default: the first and the last).")
 @click.option("--python", metavar="PATH", help="The job's interpreter (default: the active environment's).")
 @click.option("--json", "as_json", is_flag=True, help="Print one oomscope.fit/1 object on stdout.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -1,16 +1,20 @@
 """A job of many ranks on simulated cards.
 
-One plain process stands for each chosen rank, and torchrun is not needed.
+One plain process stands for each chosen rank, and torchrun is not needed. Unless the user chose, the first rank
+and the last are run: between them they show what differs along the ranks (rank 0's own buffers, uneven shards,
+the ends of a pipeline). A rank that waits for a message of another one asks for it, and it is started then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from oomscope.errors import UsageError
 from oomscope.launch.command import TORCHRUN_MODULE, torchrun_option, torchrun_script
+from oomscope.protocol import layout
 from oomscope.simulate.cards import Card
 
 
@@ -52,7 +56,7 @@ def simulated_ranks(command: Sequence[str], chosen: Sequence[int] | None) -> Sim
     local = _count(torchrun_option(command, "--nproc-per-node") or "1", "--nproc-per-node")
     nodes = _count((torchrun_option(command, "--nnodes") or "1").rpartition(":")[2], "--nnodes")
     world = local * nodes
-    chosen = (0,) if chosen is None else chosen
+    chosen = tuple(sorted({0, world - 1})) if chosen is None else chosen
     wrong = [rank for rank in chosen if not 0 <= rank < world]
     if wrong or not chosen:
         raise UsageError(
@@ -81,10 +85,18 @@ def without_torchrun(command: Sequence[str]) -> tuple[str, ...]:
     return (command[0], *torchrun_script(command))
 
 
+def wanted_ranks(attempt_dir: Path) -> Iterator[int]:
+    """The ranks for whose messages a simulated rank of this attempt waits or has waited."""
+    for path in (attempt_dir / layout.EXCHANGE_DIR).glob(f"{layout.WANTED_PREFIX}*"):
+        number = path.name[len(layout.WANTED_PREFIX) :]
+        if number.isdigit():
+            yield int(number)
+
+
 def describe(card: Card, world_size: int, capacity_bytes: int | None = None) -> dict[str, Any]:
     """`card` as agent.json gives it to the simulated device; `capacity_bytes` replaces the card's own."""
     return {
-        "spec": card.name,
+        "spec": card.spec or card.name,
         "name": card.product,
         "capacity_bytes": card.capacity_bytes(world_size) if capacity_bytes is None else capacity_bytes,
         "total_bytes": card.usable_bytes,
@@ -93,4 +105,5 @@ def describe(card: Card, world_size: int, capacity_bytes: int | None = None) -> 
         "context_bytes": card.context_bytes,
         "nccl_bytes": card.nccl_bytes,
         "source": card.source,
+        "count": card.count,
     }

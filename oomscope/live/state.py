@@ -233,8 +233,9 @@ def choose_ranks(states: Iterable[RankState]) -> tuple[list[RankState], list[Ran
     """Which processes are the ranks, sorted by rank, and which are others.
 
     Two processes may claim one number. A member of a group beats the script that spawned the group and counts
-    as rank 0 of nothing; of two members, the one that started later is what torchrun restarted. And when a
-    script only started another one that trains, the one that trains is rank 0.
+    as rank 0 of nothing (also where rank 0 of the group is not simulated); of two members, the one that
+    started later is what torchrun restarted. And when a script only started another one that trains, the one
+    that trains is rank 0.
     """
     ranks: dict[int, RankState] = {}
     others = []
@@ -243,6 +244,9 @@ def choose_ranks(states: Iterable[RankState]) -> tuple[list[RankState], list[Ran
             others.append(state)
         elif state.rank not in ranks or _claim(state) > _claim(ranks[state.rank]):
             ranks[state.rank] = state
+    first = ranks.get(0)
+    if first is not None and len(ranks) > 1 and first.step == 0 and not _is_member(first):
+        others.append(ranks.pop(0))
     if set(ranks) <= {0} and all(state.step == 0 for state in ranks.values()):
         trained = [state for state in others if state.step > 0]
         if trained:
@@ -254,7 +258,11 @@ def choose_ranks(states: Iterable[RankState]) -> tuple[list[RankState], list[Ran
 
 
 def _claim(state: RankState) -> tuple[bool, int]:
-    return (state.world_size or 1) > 1, state.first_t
+    return _is_member(state), state.first_t
+
+
+def _is_member(state: RankState) -> bool:
+    return (state.world_size or 1) > 1
 
 
 _HANDLERS: dict[str, Callable[[RankState, Record], None]] = {

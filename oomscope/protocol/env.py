@@ -7,6 +7,8 @@ to find it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 #: Path of the session folder.
 SESSION = "OOMSCOPE_SESSION"
 #: Path of the attempt folder. It also marks every process of the job: only marked processes are ever killed.
@@ -18,6 +20,10 @@ DEBUG = "OOMSCOPE_DEBUG"
 #: Set by the agent of a rank, for its children: `rank identity@pid`. A child with the same identity is a
 #: helper.
 OWNER = "OOMSCOPE_OWNER"
+#: Set by a process on a simulated device for the processes that it starts: `rank/world size` for a rank of
+#: torch.multiprocessing.spawn, OWN_DEVICE for another one, nothing for a helper that needs no device.
+SIMULATED_RANK = "OOMSCOPE_SIMULATED_RANK"
+OWN_DEVICE = "own"
 #: State folder that replaces ~/.local/state/oomscope.
 HOME = "OOMSCOPE_HOME"
 
@@ -33,6 +39,12 @@ STORED_NAMES = (
     "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PYTHONHASHSEED", "CONDA_DEFAULT_ENV", "VIRTUAL_ENV",
 )  # fmt: skip
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE")
+
+
+def simulated_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """(rank, world size) that a process got from the simulated one that started it; None for any other."""
+    rank, _, size = environ.get(SIMULATED_RANK, "").partition("/")
+    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
 
 
 def stored_environment(environ: dict[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from oomscope.collect.outside import exit_meaning
 from oomscope.protocol import layout
 from oomscope.store.files import read_json
 from oomscope.store.session import Attempt, Session
-from oomscope.views import compare, wording
+from oomscope.views import compare, run_summary, wording
 from oomscope.views import diagnosis as diagnosis_view
 from oomscope.views import fixes as fixes_view
 
@@ -91,7 +91,7 @@ class Narrator:
         attempt = self._attempt(record)
         row = _row(self.session, attempt)
         self.say(compare.sentence(row))
-        for text in _unseen(attempt.result() or {}):
+        for text in _unseen(attempt.result() or {}, simulated=bool(attempt.info().get("device"))):
             self.say(text)
 
     def _diagnosed(self, record: Mapping[str, Any]) -> None:
@@ -127,9 +127,13 @@ class Narrator:
         self.stream.flush()
 
 
-def _unseen(result: Mapping[str, Any]) -> Iterable[str]:
+def _unseen(result: Mapping[str, Any], *, simulated: bool) -> Iterable[str]:
     """What a finished job gave nothing to see of, so that a short report is not taken for a clean one."""
     ranks = result.get("ranks") or ()
+    size = run_summary.world_size(result) or 1
+    if simulated and len(ranks) < size:
+        names = ", ".join(str(rank.get("rank")) for rank in ranks)
+        yield f"simulated: rank {names} of {size} ranks; the others were not run (--ranks chooses)"
     if result.get("exit_code") != 0:
         return
     if not ranks:

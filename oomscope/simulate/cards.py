@@ -29,6 +29,10 @@ class Card:
     """Device memory of NCCL's buffers of a process group, only when world size > 1."""
     source: str
     """Where `usable_bytes` was seen, or "assumed". Context and NCCL are always assumed, unless overridden."""
+    count: int = 1
+    """Cards of this kind in the machine, for scripts that start one process for each; torchrun's own count wins."""
+    spec: str = ""
+    """What `resolve` made the card of, so that another process can make the same one."""
 
     def capacity_bytes(self, world_size: int = 1) -> int:
         """Bytes that cudaMalloc can hand out in all to one process that has the card for itself."""
@@ -86,7 +90,8 @@ _TABLE = (
 #: Every card by name.
 CARDS: dict[str, Card] = {card.name: card for card in _TABLE}
 
-_OVERRIDES = ("usable", "context", "nccl", "cc", "sms", "name")
+_OVERRIDES = ("usable", "context", "nccl", "cc", "sms", "name", "count")
+_MOST_CARDS = 64
 
 
 def resolve(spec: str) -> Card:
@@ -94,7 +99,7 @@ def resolve(spec: str) -> Card:
 
     `spec` is a name of the table ("a100-40g"; "a100" takes the first of that family), or a size ("24GiB": a
     card of compute capability 8.0 whose total is that size). Constants can be overridden after commas:
-    "h100-80g,context=600MiB,nccl=0,cc=9.0". A leading "sim:" is ignored.
+    "h100-80g,context=600MiB,nccl=0,cc=9.0,count=8". A leading "sim:" is ignored.
 
     Raises:
         ValueError: no such card, size or override; the text names the nearest and lists all.
@@ -106,7 +111,7 @@ def resolve(spec: str) -> Card:
     card = _named(head)
     for override in overrides:
         card = _override(card, override)
-    return card
+    return replace(card, spec=",".join((head, *overrides)))
 
 
 def _named(text: str) -> Card:
@@ -142,6 +147,13 @@ def _of_size(text: str) -> Card:
     )
 
 
+def _whole(text: str, most: int) -> int:
+    value = int(text)
+    if not 1 <= value <= most:
+        raise ValueError(f"not a number from 1 to {most}")
+    return value
+
+
 def _override(card: Card, text: str) -> Card:
     key, _, value = (part.strip() for part in text.partition("="))
     try:
@@ -152,9 +164,11 @@ def _override(card: Card, text: str) -> Card:
         if key == "nccl":
             return replace(card, nccl_bytes=parse_size(value))
         if key == "sms":
-            return replace(card, multiprocessors=int(value))
+            return replace(card, multiprocessors=_whole(value, 1 << 16))
         if key == "name" and value:
             return replace(card, product=value)
+        if key == "count":
+            return replace(card, count=_whole(value, _MOST_CARDS))
         if key == "cc":
             major, _, minor = value.partition(".")
             return replace(card, compute_capability=(int(major), int(minor or 0)))

@@ -96,6 +96,12 @@ class Device:
         self.settings = allocator_settings()
         self.config = AllocatorConfig.parse(self.settings)
 
+    def grow(self, count: int) -> None:
+        """Have at least `count` cards."""
+        self.count = max(self.count, count)
+        rows = self.history.rows
+        rows.extend(deque(maxlen=rows[0].maxlen) for _ in range(self.count - len(rows)))
+
     @property
     def total_bytes(self) -> int:
         """The card's total capacity as programs see it.

@@ -16,6 +16,7 @@ A build with CUDA registers its own guard, which would call the driver: it is re
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 from typing import Any
@@ -30,6 +31,7 @@ _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _SLOTS_OF_DUMMY = 64
 _keep: list[Any] = []
 """Native memory that must live as long as the process."""
+_set_device: Any = None
 
 
 def install(devices: int) -> None:
@@ -48,6 +50,12 @@ def install(devices: int) -> None:
         ) from problem
 
 
+def make_current(index: int) -> None:
+    """Tell torch's C++ core the current device of the calling thread; `.cuda()` goes there."""
+    if _set_device is not None:
+        _set_device(index << 8 | _CUDA)
+
+
 def _install_guard(devices: int) -> int:
     """Put a working guard in place; returns the address of a native function that returns true."""
     registry = (ctypes.c_void_p * 32).in_dll(_library("libc10"), _REGISTRY)
@@ -62,6 +70,7 @@ def _install_guard(devices: int) -> int:
     if guard is None or guard == ctypes.addressof(dummy):
         raise ValueError("the device guard was not replaced")
     slots = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
+    _find_setter(guard, slots)
     counter = slots.index("deviceCount")
     functions = ctypes.cast(
         ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
@@ -80,6 +89,18 @@ def _install_guard(devices: int) -> int:
         _keep.append(counted)
         _replace(guard, len(slots), {counter: ctypes.cast(counted, ctypes.c_void_p).value})
     return int(returns_true)
+
+
+def _find_setter(guard: int, slots: list[str]) -> None:
+    """`c10::Device` is two bytes, type and index, and is passed as a number (c10/core/Device.h)."""
+    global _set_device
+    table = ctypes.cast(
+        ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
+    )
+    native = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint16)(
+        table[slots.index("uncheckedSetDevice")]
+    )
+    _set_device = functools.partial(native, guard)
 
 
 def _install_hooks(returns_true: int) -> None:

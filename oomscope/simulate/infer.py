@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .device import Device
 from .ops.registry import Info
 
 _PLAIN_TYPES = frozenset(
@@ -43,8 +44,9 @@ class Plan:
 class Inference:
     """Infers outputs through one `FakeTensorMode`."""
 
-    def __init__(self, fake: FakeTensorMode) -> None:
+    def __init__(self, fake: FakeTensorMode, device: Device) -> None:
         self.fake = fake
+        self.device = device
         self._plans: dict[Any, Plan | None] = {}
         self._templates: dict[Any, dict[str, Any]] = {}
 
@@ -70,10 +72,11 @@ class Inference:
             self._plans[key] = self._plan(args, kwargs, out)
         return out
 
-    @staticmethod
-    def _whole_key(info: Info, func: Any, args: Any, kwargs: Any) -> Any:
+    def _whole_key(self, info: Info, func: Any, args: Any, kwargs: Any) -> Any:
         default = None if info.has_tensors else torch.get_default_dtype()
-        return (func, _key(args), _key(kwargs.items()) if kwargs else None, default)
+        # "cuda" without a number is the current device.
+        current = self.device.current if kwargs and "device" in kwargs else None
+        return (func, _key(args), _key(kwargs.items()) if kwargs else None, default, current)
 
     def _twins(self, args: Any) -> Any:
         """The arguments with fake tensors in the place of real ones, which only lend their shape."""

@@ -71,7 +71,7 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         _never_touch_a_driver()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.fake.cache_enabled = False  # ours is cheaper
-        self._inference = Inference(self.fake)
+        self._inference = Inference(self.fake, device)
         self.host_limit = 64 << 20
         """Bytes up to which a copy of unknown values to the host is a real tensor."""
         self.operations = 0
@@ -246,18 +246,8 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
             outs = []
         tracker = self.tracker
         if not info.is_view and outs:
-            if func is aten.add.Tensor and accumulate.joins_in_place(tracker, args, kwargs, outs[0]):
-                return
-            category, self.next_category = self.next_category, None
-            if category is not None:
-                before, tracker.hint = tracker.hint, tracker.hint or category
-            try:
-                for each in outs:
-                    if each.fake_device.type == "cuda":
-                        tracker.track(each)
-            finally:
-                if category is not None:
-                    tracker.hint = before
+            if not (info.may_be_in_place and accumulate.is_in_place(tracker, func, args, kwargs, outs[0])):
+                self._allocate(outs)
             if info.workspace is not None and outs[0].fake_device.type == "cuda":
                 sizes = info.workspace(self, func, args, kwargs, outs)
                 if sizes:
@@ -265,6 +255,20 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         if self._held:
             self._held.clear()
         self.values.propagate(info, func, args, kwargs, outs)
+
+    def _allocate(self, outs: list[Any]) -> None:
+        """Memory for the outputs of the running operation."""
+        tracker = self.tracker
+        category, self.next_category = self.next_category, None
+        before = tracker.hint
+        if category is not None:
+            tracker.hint = before or category
+        try:
+            for each in outs:
+                if each.fake_device.type == "cuda":
+                    tracker.track(each)
+        finally:
+            tracker.hint = before
 
     def _learn(self, func: Any) -> Info:
         info = self._infos[func] = Info(func)

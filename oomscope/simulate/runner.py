@@ -7,6 +7,7 @@ appends them to `--records FILE`. The exit status is the script's own.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import runpy
@@ -26,18 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ.setdefault("RANK", str(options.rank))
     import torch  # the device starts right after it
 
-    from . import start
-
-    config = {
-        "device": options.card,
-        "world_size": options.world_size,
-        "rank": options.rank,
-        "attempt_dir": options.exchange,
-        "ranks": list(range(options.world_size)) if options.exchange else None,
-    }
-    session = start(config, _emitter(options))
-    if options.steps:
-        _limit_steps(options.steps)
+    session = _start(options)
     if options.history:
         torch.cuda.memory._record_memory_history(stacks="python", max_entries=options.history)
     if options.snapshot:
@@ -52,6 +42,31 @@ def main(arguments: list[str] | None = None) -> None:
         session.end()
     if options.snapshot and not os.path.exists(options.snapshot):
         torch.cuda.memory._dump_snapshot(options.snapshot)
+
+
+def _start(options: argparse.Namespace) -> Any:
+    """Start the device of this process; also called in processes that the script starts."""
+    from . import start
+
+    config = {
+        "device": options.card,
+        "world_size": options.world_size,
+        "rank": options.rank,
+        "attempt_dir": options.exchange,
+        "ranks": list(range(options.world_size)) if options.exchange else None,
+        "starter": functools.partial(_start_in_child, options),
+    }
+    session = start(config, _emitter(options))
+    if options.steps:
+        _limit_steps(options.steps)
+    return session
+
+
+def _start_in_child(options: argparse.Namespace) -> None:
+    from multiprocessing.util import Finalize
+
+    session = _start(options)
+    Finalize(None, session.end, exitpriority=-1000)  # multiprocessing leaves without atexit handlers
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

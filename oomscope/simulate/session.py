@@ -7,12 +7,15 @@ import os
 import platform
 import sys
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from typing import Any, Callable
 
 import torch
 
 from ..errors import SetupError
-from . import accumulate, compiler, extensions, guard
+from ..protocol import layout
+from ..protocol.env import SIMULATED_RANK, simulated_rank
+from . import compiler, extensions, guard
 from .cards import Card, resolve
 from .composition import compose
 from .device import Device
@@ -53,17 +56,32 @@ class Session:
         self.mode = SimulatedMode(self.device, self.tracker)
         self.exchange: str | None = None
         """Folder that all simulated ranks of the job share."""
-        self.ranks = [rank]
-        """The simulated ranks."""
+        self.ranks: list[int] | None = None
+        """The simulated ranks; None where nobody has chosen."""
+        self.starter: Callable[[], None] | None = None
+        """Starts the device in a process that the script starts; None where the agent does."""
+        self.world: Any = None
         self.plugins: list[str] = []
         self._ended = False
 
     def resize(self, world_size: int, rank: int) -> None:
         """The script itself starts its ranks: they are as many as it says."""
-        self.world_size, self.rank = world_size, rank
-        self.device.capacity_bytes = min(self.device.capacity_bytes, self.card.capacity_bytes(world_size))
+        before, self.world_size, self.rank = self.world_size, world_size, rank
+        self.device.grow(world_size)
+        if self.world is not None:
+            self.world.size, self.world.rank = world_size, rank
+        if before == 1 and world_size > 1:
+            self.device.capacity_bytes = max(0, self.device.capacity_bytes - self.card.nccl_bytes)
         for allocator in self.device.allocators.values():
             allocator.driver.capacity = self.device.capacity_bytes
+
+    def forked(self) -> None:
+        """In a forked child: what the parent put on its cards cannot be used, as on a real card."""
+        self._ended = SIMULATED_RANK not in os.environ
+        if not self._ended:
+            Finalize(None, self.end, exitpriority=-900)  # multiprocessing leaves without atexit handlers
+        if self.tracker.peaks:
+            setattr(self.device, "malloc", _bad_fork)  # noqa: B010  # a method
 
     def enter(self) -> None:
         """Patch torch and switch the mode on for this thread."""
@@ -75,13 +93,9 @@ class Session:
         if torch.distributed.is_available():
             from . import distributed
 
-            distributed.install(self.mode, self.world_size, self.rank, self.exchange, self.ranks)
+            self.world = distributed.World(self.world_size, self.rank)
+            distributed.install(self.mode, self.world, self.exchange, self.ranks)
         self.mode.__enter__()
-        accumulate.calibrate()
-        self.mode.workspaces.clear()
-        self.tracker.reset()
-        self.device.reset()
-        self.mode.operations = 0
 
     def peak(self) -> dict[str, Any]:
         """The record "peak": the highest point of the card that this process used most."""
@@ -131,6 +145,13 @@ class Session:
             self.tracker.closing = True
 
 
+def _bad_fork(*_args: Any) -> Any:
+    raise RuntimeError(
+        "Cannot re-initialize CUDA in forked subprocess. "
+        "To use CUDA with multiprocessing, you must use the 'spawn' start method"
+    )
+
+
 def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Session:
     """See `oomscope.simulate.start`."""
     global _session
@@ -140,18 +161,22 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     if reason is not None:
         raise SetupError(reason, hint="pip install 'torch==2.13.*', or run on a real GPU")
     card = _card(config.get("device"))
-    world_size = int(config.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
-    rank = int(config.get("rank") or os.environ.get("RANK") or 0)
+    given = simulated_rank(os.environ)
+    rank, world_size = _rank_of_launcher(config)
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or min(world_size, 8))
+    local = max(local, card.count, given[1] if given else 1)
     compiler.keep_out()
     guard.install(local)
     session = Session(card, world_size, rank, local, emit)
     if isinstance(config.get("device"), dict) and config["device"].get("capacity_bytes"):
         session.device.capacity_bytes = int(config["device"]["capacity_bytes"])
+    if given is not None:
+        session.resize(given[1], given[0])
     if config.get("attempt_dir"):
-        session.exchange = os.path.join(config["attempt_dir"], "exchange")
+        session.exchange = os.path.join(config["attempt_dir"], layout.EXCHANGE_DIR)
     if config.get("ranks"):
         session.ranks = [int(each) for each in config["ranks"]]
+    session.starter = config.get("starter")
     session.plugins = extensions.load(emit)
     session.enter()
     if config.get("role") == "prediction":
@@ -159,9 +184,16 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     session.tracker.where = config.get("where")
     atexit.register(let_device_threads_finish)
     atexit.register(session.end)
+    os.register_at_fork(after_in_child=session.forked)
     end_before_static_destructors()
     _session = session
     return session
+
+
+def _rank_of_launcher(config: dict[str, Any]) -> tuple[int, int]:
+    """(rank, world size) as the configuration or torchrun's variables have it."""
+    world_size = int(config.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
+    return int(config.get("rank") or os.environ.get("RANK") or 0), world_size
 
 
 def current() -> Session | None:

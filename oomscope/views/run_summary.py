@@ -55,11 +55,18 @@ def attempt_object(folder: Path) -> dict[str, Any]:
         "exit_code": result.get("exit_code"),
         "first_failing_rank": result.get("first_failing_rank"),
         "fixes": list(attempt.get("fixes") or ()),
+        "world_size": world_size(result),
         "ranks": [{key: rank.get(key) for key in _RANK_KEYS} for rank in result.get("ranks") or ()],
         "verdict": _verdict(findings),
         "predictions": _predictions(fixes),
         "proof": read_json(folder / layout.PROOF_FILE),
     }
+
+
+def world_size(result: Mapping[str, Any]) -> int | None:
+    """How many ranks the job has, of which `ranks` may be a choice; None when none reported."""
+    sizes = [int(rank.get("world_size") or 1) for rank in result.get("ranks") or ()]
+    return max(sizes, default=None)
 
 
 def _verdict(findings: Mapping[str, Any]) -> dict[str, Any] | None:

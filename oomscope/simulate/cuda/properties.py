@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import guard
 from .runtime import Runtime
 
 _LEGACY_TYPES = {
@@ -63,12 +64,16 @@ def _devices(mode: Any) -> None:
     def set_device(index: int) -> None:
         if index >= device.count:
             raise torch.AcceleratorError("CUDA error: invalid device ordinal")
-        device.current = int(index)
+        choose(int(index))
+
+    def choose(index: int) -> None:
+        device.current = index
+        guard.make_current(index)
 
     def exchange(index: int) -> int:
         before: int = device.current
         if index is not None and index >= 0:
-            device.current = index
+            choose(index)
         return before
 
     def properties_of(which: Any = None) -> DeviceProperties:

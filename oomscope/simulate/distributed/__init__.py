@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from . import collectives, groups, objects, parallel, spawn
+from .groups import World as World
 
 
-def install(mode: Any, world_size: int, rank: int, exchange: str | None, ranks: list[int]) -> None:
-    """Patch torch.distributed; `exchange` is a folder that `ranks`, all simulated ranks of the job, share."""
-    world = groups.World(world_size, rank)
+def install(mode: Any, world: groups.World, exchange: str | None, ranks: list[int] | None) -> None:
+    """Patch torch.distributed; `exchange` is a folder that all simulated ranks of the job share.
+
+    `ranks` are the simulated ones, None where nobody has chosen.
+    """
     groups.install(world)
     collectives.install(mode)
-    objects.install(exchange, ranks)
+    objects.install(exchange, [world.rank] if ranks is None else ranks)
     parallel.install()
-    spawn.install(world)
+    spawn.install(ranks)

@@ -1,7 +1,7 @@
 """Python objects between ranks: through a folder between simulated ranks, else each rank keeps its own.
 
 Pipeline stages learn the shapes of their inputs by such messages, so the neighbours of a simulated stage
-must be simulated as well.
+must be simulated as well: a rank that waits for one that does not run asks the launcher for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from ...protocol import layout
 from .replace import replace
 
 _PATIENCE_S = 120.0
@@ -44,11 +45,13 @@ class Mailbox:
         """The next message; waits for it.
 
         Raises:
-            RuntimeError: the sender is not simulated or silent.
+            RuntimeError: the sender cannot be simulated, or is silent.
         """
         number = self._received[source, target] = self._received.get((source, target), 0) + 1
         end = time.monotonic() + _PATIENCE_S
-        if self.folder is not None and source in self.ranks:
+        if self.folder is not None:
+            if source not in self.ranks:
+                self._ask_for(source)
             path = self._path(source, target, number)
             while time.monotonic() < end:
                 if os.path.exists(path):
@@ -56,9 +59,13 @@ class Mailbox:
                         return pickle.load(file)
                 time.sleep(_POLL_S)
         raise RuntimeError(
-            f"rank {target} waits for an object from rank {source}, which is not simulated: "
+            f"rank {target} waits for an object from rank {source}, which is not simulated or sends none: "
             "simulate both (--ranks)"
         )
+
+    def _ask_for(self, rank: int) -> None:
+        os.makedirs(str(self.folder), exist_ok=True)
+        open(os.path.join(str(self.folder), f"{layout.WANTED_PREFIX}{rank}"), "wb").close()
 
     def _path(self, source: int, target: int, number: int) -> str:
         return os.path.join(str(self.folder), f"{source}-{target}-{number}.pickle")

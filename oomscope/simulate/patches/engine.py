@@ -12,6 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from .. import accumulate
 from ..composition import mark_gradients, mark_optimizer
 
 
@@ -20,7 +21,12 @@ def install(mode: Any) -> None:
     tracker = mode.tracker
     engine = torch.autograd.graph._engine_run_backward
 
+    calibrated = [False]
+
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if not calibrated[0]:
+            calibrated[0] = True
+            accumulate.calibrate(mode)
         before = tracker.enter("backward")
         try:
             return engine(*args, **kwargs)
