@@ -50,7 +50,7 @@ def collect(path: Path | str, rank: int | None = None) -> Evidence:
     result = read_json(folder / layout.RESULT_FILE) or {}
     files = {name: records for name, records in by_file.items() if _is_rank(name, records)}
     known = {name: ranks_of.rank_fact(records) for name, records in files.items()}
-    chosen = _choose(known, rank)
+    chosen = _choose(known, rank, result.get("first_failing_rank"))
     records = files[chosen] if chosen is not None else []
     judged = known[chosen] if chosen is not None else None
     reading = _read_logs(folder)
@@ -123,13 +123,18 @@ def _is_rank(name: str, records: Sequence[ranks_of.Record]) -> bool:
     return any(record.get("k") in ("step", "oom", "exception", "rank") for record in records)
 
 
-def _choose(known: dict[str, RankFact], rank: int | None) -> str | None:
+def _choose(known: dict[str, RankFact], rank: int | None, first_failing: object = None) -> str | None:
+    """The file of `rank`; without one, of the first that ran out of memory, else of the first that failed at all."""
     if rank is not None:
         return next((name for name, fact in known.items() if fact.rank == rank), None)
     failed = {name: fact for name, fact in known.items() if fact.oom is not None}
     failed = failed or {
         name: f for name, f in known.items() if f.exception is not None and f.exception.is_oom
     }
+    if not failed:  # a rank that was killed left no error; those that lost it did
+        found = next((name for name, fact in known.items() if fact.rank == first_failing), None)
+        if found is not None and first_failing is not None:
+            return found
     failed = failed or {name: f for name, f in known.items() if f.failed}
     if failed:
         return min(failed, key=lambda name: failed[name].failed_ns or 1 << 62)

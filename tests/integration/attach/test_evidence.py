@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,11 +15,12 @@ import pytest
 from oomscope.collect import cgroups, outside
 from oomscope.collect.recorder import HostRecorder, read_host_records
 
-from .conftest import wait_until
+from .conftest import oomscope, wait_until
 
 pytestmark = pytest.mark.integration
 
 LIMIT = 200 << 20
+JOB_LIMIT = 1536 << 20
 HOG = """
 import os, sys, time
 print("ready", flush=True)
@@ -31,8 +33,9 @@ while True:
 
 
 @pytest.fixture
-def memory_cgroup():
-    """A cgroup with a small limit, version 1 or 2, whichever can be made here."""
+def memory_cgroup(request):
+    """A cgroup with a limit (LIMIT, or the parameter), version 1 or 2, whichever can be made here."""
+    bytes_ = getattr(request, "param", LIMIT)
     where = cgroups.mounts()
     own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     candidates = []
@@ -48,7 +51,7 @@ def memory_cgroup():
         folder = parent / f"oomscope-test-{os.getpid()}"
         try:
             folder.mkdir()
-            (folder / limit).write_text(str(LIMIT))
+            (folder / limit).write_text(str(bytes_))
         except OSError:
             if folder.exists():
                 folder.rmdir()
@@ -96,6 +99,42 @@ def test_a_kill_by_the_cgroup(memory_cgroup, tmp_path):
     assert kills is not None, [row.get("cgroup") for row in records if row["k"] == "host"]
     assert kills.values["limit_bytes"] == LIMIT
     assert "200.00 MiB" in kills.text
+
+
+HUNGRY = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.Adam(model.parameters())
+kept = []
+while True:
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 1:
+        kept.append(torch.ones(8 << 20))
+"""
+
+
+@pytest.mark.parametrize("memory_cgroup", [JOB_LIMIT], indirect=True)
+def test_a_torchrun_job_in_a_cgroup_of_one_and_a_half_gib(memory_cgroup, tmp_path, state_folder):
+    """Rank 0 only loses its peer; rank 1 is the one that was killed, and the cgroup's limit is the cause."""
+    script = tmp_path / "hungry.py"
+    script.write_text(HUNGRY)
+    done = oomscope(
+        "run", "--nproc-per-node", "2", "--standalone", str(script), timeout=120,
+        prefix=("sh", "-c", f'echo $$ > {memory_cgroup}/cgroup.procs; exec "$@"', "sh"),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "host.host_cgroup" in done.stderr
+    assert "the limit is 1.50 GiB" in done.stderr
+    (attempt,) = state_folder.glob("sessions/*/attempts/001")
+    result = json.loads((attempt / "result.json").read_text())
+    assert (result["first_failing_rank"], result["oom"]) == (1, False)
+    assert result["ranks"][1]["state"] == "lost"
+    findings = json.loads((attempt / "findings.json").read_text())
+    assert findings["subject"]["rank"] == 1
+    assert findings["verdicts"][0]["rule"] == "host.host_cgroup"
 
 
 SHM = """
