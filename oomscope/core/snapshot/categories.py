@@ -89,8 +89,10 @@ def _ran_out(device: DeviceSnapshot) -> bool:
 
 
 def _rows_of(device: DeviceSnapshot, facts: StackFacts, *wanted: Origin) -> IntArray:
-    origin = facts.origin[device.events.stack + 1]
-    rows: IntArray = np.flatnonzero((device.events.action == 0) & np.isin(origin, wanted))
+    is_wanted = np.isin(facts.origin, wanted)  # per stack, of which there are few
+    rows: IntArray = np.flatnonzero(
+        (device.events.action == Action.ALLOC) & is_wanted[device.events.stack + 1]
+    )
     return rows
 
 
@@ -101,7 +103,7 @@ def _reaches_backward(device: DeviceSnapshot, lives: Lifetimes, facts: StackFact
     """
     rows = _rows_of(device, facts, Origin.BACKWARD, Origin.GRADIENT, Origin.EMPTY)
     ooms = np.flatnonzero(device.events.action == Action.OOM)
-    return _crosses(np.union1d(rows, ooms), lives)
+    return _crosses(np.sort(np.concatenate([rows, ooms])) if len(ooms) else rows, lives)
 
 
 def _outlives_backward(device: DeviceSnapshot, lives: Lifetimes, facts: StackFacts) -> BoolArray:

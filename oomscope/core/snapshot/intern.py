@@ -55,8 +55,8 @@ class Interner:
         self.texts: list[str] = []
         self.bad_frames = 0
         """Frames or stacks that were not of torch's form and were left out."""
-        self.taken: Callable[[int], int] | None = None
-        """Stack of a list that a scanner took out of the stream; what refers to it holds its number instead."""
+        self.taken: Callable[[int], Any] | None = None
+        """The list that a scanner took out of the stream; what refers to it holds its number instead."""
         self.stack_of_list: dict[int, int] = {}
         """id() of a frames list already seen -> stack number."""
         self._lookalikes: dict[tuple[int, ...], list[tuple[list[Any], int]]] = {}
@@ -75,8 +75,7 @@ class Interner:
         if frames is None:
             return NO_STACK
         if type(frames) is int and self.taken is not None:
-            number = self.stack_of_list[id(frames)] = self.taken(frames)
-            return number
+            return self.stack(self.taken(frames))
         if type(frames) is not list:
             self.bad_frames += 1
             return NO_STACK
@@ -93,6 +92,8 @@ class Interner:
 
     def formatted_stack(self, lines: object) -> int:
         """Number of a stack given as formatted Python lines (`forward_frames`), innermost first."""
+        if type(lines) is int and self.taken is not None:
+            lines = self.taken(lines)
         if not isinstance(lines, (list, tuple)):
             return NO_STACK
         known = self.stack_of_list.get(id(lines))

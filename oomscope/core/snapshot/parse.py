@@ -52,7 +52,7 @@ def parse_snapshot(
     interner, notes = Interner(), Notes()
     interner.pool((0, 0))
     if runs is not None:
-        interner.taken = lambda number: runs.taken(number, interner)
+        interner.taken = runs.taken
     tables = parse_segments(raw.get("segments", []), interner, notes)
     events = _traces(raw.get("device_traces", []), interner, notes, runs)
     annotations = _annotations(raw.get("external_annotations", []), interner, notes)

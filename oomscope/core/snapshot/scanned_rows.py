@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from oomscope.core.snapshot.columns import ACTION_CODES, NO_STACK, IntArray
 from oomscope.core.snapshot.intern import Interner
 from oomscope.core.snapshot.parse_events import OPTIONAL
-from oomscope.core.snapshot.scan import INTEGER, NOTHING, PAIR, REFERENCE, Run, Scanned, Unscannable
+from oomscope.core.snapshot.row_layouts import INTEGER, NOTHING, PAIR, REFERENCE
+from oomscope.core.snapshot.scan import Run, Scanned, Unscannable
 
 
 class ScannedRows:
@@ -21,11 +22,12 @@ class ScannedRows:
         if len(objects) != len(scanned.references):
             raise Unscannable("references do not match")
         self._runs: list[Run | None] = list(scanned.runs)
-        self._references = scanned.references
-        self._objects = objects
-        self._lists = scanned.lists
-        self._made: list[list[Any]] = []
-        self._stack_of_list: NDArray[np.int32] | None = None
+        self._objects = dict(zip(scanned.references.tolist(), objects, strict=True))
+        self._highest = int(scanned.references[-1])
+        self._taken: list[Any] = [
+            one if isinstance(one, str) else [self._object(each) for each in one] for one in scanned.taken
+        ]
+        """Kept, because an interner knows lists by identity."""
         self._tables: dict[str, NDArray[np.int32]] = {}
 
     def columns(self, number: int, interner: Interner) -> dict[str, NDArray[Any]]:
@@ -60,15 +62,12 @@ class ScannedRows:
         return found
 
     def _object(self, reference: int) -> Any:
-        return self._objects[int(np.searchsorted(self._references, reference))]
+        return self._objects[reference]
 
     def _action(self, kinds: dict[str, int], values: dict[str, IntArray]) -> NDArray[np.uint8]:
         if kinds.get("action") != REFERENCE:
-            raise Unscannable("action is not a shared text")
-        if (values["action"] < 0).any():
             raise Unscannable("action is not a text")
-        codes = self._table("action", values["action"], _action_code)[values["action"]]
-        return codes.astype(np.uint8)
+        return self._mapped("action", values["action"], _action_code).astype(np.uint8)
 
     def _stacks(
         self, kinds: dict[str, int], values: dict[str, IntArray], count: int, interner: Interner
@@ -77,53 +76,48 @@ class ScannedRows:
             return np.full(count, NO_STACK, np.int32)
         if kinds["frames"] != REFERENCE:
             raise Unscannable("frames is not a list")
-        given = values["frames"]
-        inline = given < 0
-        if not inline.any():
-            return self._mapped("stack", given, interner).astype(np.int32)
-        numbers = np.empty(count, np.int32)
-        numbers[inline] = self._listed(interner)[-1 - given[inline]]
-        numbers[~inline] = self._mapped("stack", given[~inline], interner)
-        return numbers
+        return self._mapped("stack", values["frames"], interner.stack).astype(np.int32)
 
-    def _listed(self, interner: Interner) -> NDArray[np.int32]:
-        """Stack of each list that was taken out of the rows."""
-        if self._stack_of_list is None:
-            # Kept, because an interner knows lists by identity.
-            self._made = [[self._object(each) for each in one] for one in self._lists]
-            self._stack_of_list = np.array([interner.stack(one) for one in self._made], np.int32)
-        return self._stack_of_list
-
-    def taken(self, number: int, interner: Interner) -> int:
-        """Stack of a list that was taken out of the rows, by its number.
+    def taken(self, number: int) -> Any:
+        """An object that was taken out of the rows, by its number.
 
         Raises:
-            Unscannable: there is no such list.
+            Unscannable: there is none.
         """
-        if not 0 <= number < len(self._lists):
-            raise Unscannable("a list that is not there")
-        return int(self._listed(interner)[number])
+        if not 0 <= number < len(self._taken):
+            raise Unscannable("an object that is not there")
+        return self._taken[number]
 
     def _optional(self, kind: str, given: int, values: IntArray, interner: Interner) -> NDArray[Any]:
         if given == NOTHING:
             return np.full(len(values), -1, np.int64)
-        if given == REFERENCE and not (values < 0).any():
-            return self._mapped(kind, values, interner)
+        if given == REFERENCE:
+            return self._mapped(kind, values, getattr(interner, kind))
         if given == PAIR and kind == "pool":
             distinct, place = _distinct(values)
             pools = [interner.pool((pair >> 32, pair & 0xFFFFFFFF)) for pair in distinct.tolist()]
             return np.array(pools, np.int64)[place]
         raise Unscannable("a value is of an unusual kind")
 
-    def _mapped(self, kind: str, references: IntArray, interner: Interner) -> NDArray[Any]:
-        """Interned numbers of referenced objects, each object interned once."""
-        return self._table(kind, references, getattr(interner, kind))[references]
+    def _mapped(self, kind: str, values: IntArray, number_of: Callable[[Any], int]) -> NDArray[Any]:
+        """Numbers of the objects that rows refer to or held themselves; each object is asked for once."""
+        inside = values < 0
+        if not inside.any():
+            return self._table(kind, values, number_of)[values]
+        found = np.empty(len(values), np.int32)
+        found[~inside] = self._table(kind, values[~inside], number_of)[values[~inside]]
+        numbers = -1 - values[inside]
+        table = np.zeros(len(self._taken), np.int32)
+        for number in np.flatnonzero(np.bincount(numbers, minlength=len(table))).tolist():
+            table[number] = number_of(self._taken[number])
+        found[inside] = table[numbers]
+        return found
 
     def _table(self, kind: str, references: IntArray, number_of: Callable[[Any], int]) -> NDArray[np.int32]:
         """A table from reference to number, filled for `references`; one per kind, for all runs."""
         table = self._tables.get(kind)
         if table is None:
-            table = self._tables[kind] = np.full(int(self._references[-1]) + 1, _UNSET, np.int32)
+            table = self._tables[kind] = np.full(self._highest + 1, _UNSET, np.int32)
         if (table[references] == _UNSET).any():
             missing = np.zeros(len(table), np.bool_)
             missing[references] = True
