@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from oomscope.errors import SetupError, UsageError
+from oomscope.errors import UsageError
 from oomscope.launch.patches import replace_file
 from oomscope.launch.predict_catalogue import find
+from oomscope.store.toml_file import read_toml
 
 SCHEMA = "oomscope.plan/1"
 DEFAULT_NAME = "oomscope.toml"
@@ -35,21 +35,7 @@ def read_plan(path: Path) -> PlanFile:
         FixError: it names a fix that does not exist.
         SetupError: Python 3.10 without tomli.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-        except ModuleNotFoundError as error:
-            raise SetupError(
-                "reading a plan file with Python 3.10 needs tomli", hint="pip install tomli"
-            ) from error
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the plan {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
+    data = read_toml(path, "the plan")
     if data.get("schema") != SCHEMA:
         raise UsageError(f"{path}: schema is {data.get('schema')!r}, this program reads {SCHEMA!r}")
     fixes = data.get("fixes")

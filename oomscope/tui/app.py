@@ -29,6 +29,7 @@ from oomscope.store.session import Session
 from oomscope.tui import actions, themes
 from oomscope.tui.ascii import AsciiFilter, wants_ascii
 from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.settings import Settings, load
 from oomscope.views.session import SessionModel
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class OomscopeApp(App[str], inherit_bindings=False):
         hz: float = POLL_HZ,
         clock: Callable[[], float] = time.time,
         on_quit: Callable[[str], None] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         """A viewer.
 
@@ -93,14 +95,16 @@ class OomscopeApp(App[str], inherit_bindings=False):
             hz: polls a second; 0 never polls by itself (tests call `poll_now`).
             clock: seconds since the epoch, for ages.
             on_quit: called with "leave", "stop" or "kill" before the screens close.
+            settings: theme and keys of the user's own.
         """
+        self.settings = settings or Settings()
         self.is_mono = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         super().__init__(ansi_color=True if self.is_mono else None)
         if wants_ascii():
             self._filters.append(AsciiFilter())
         for theme in themes.THEMES:
             self.register_theme(theme)
-        self.theme = themes.MONO if self.is_mono else self._themes[0]
+        self.theme = themes.MONO if self.is_mono else self.settings.theme or self._themes[0]
         if model is None and session is not None:
             model = SessionModel(session)
         self.model = model
@@ -117,11 +121,19 @@ class OomscopeApp(App[str], inherit_bindings=False):
         self._told = ""
         """The last polling error that was shown: it comes again with every poll."""
 
+    def key_of(self, default: str) -> str:
+        """The key that stands in place of `default`, the first key of an action, in the user's keymap."""
+        action = next((a for a in actions.all_actions() if a.keys.split(",")[0] == default), None)
+        return self.settings.keymap.get(action.id, default).split(",")[0] if action else default
+
     # -- screens -----------------------------------------------------------------------------
 
     def on_mount(self) -> None:
         from oomscope.tui.screens import all_screens
 
+        self.set_keymap({**self.settings.keymap})
+        for problem in self.settings.problems:
+            self.notify(problem, title="settings", severity="warning", timeout=12)
         for screen in all_screens():
             self.add_mode(screen.MODE, screen)
         self.switch_mode(self._start)
@@ -371,10 +383,10 @@ def run_app(
     Raises:
         SessionError: not a session folder.
     """
-    app = OomscopeApp(Session.open(session_path), on_quit=on_quit, readonly=readonly, start=start)
+    app = OomscopeApp(Session.open(session_path), on_quit=on_quit, readonly=readonly, start=start, settings=load())
     return app.run() or "leave"
 
 
 def run_snapshot_app(snapshot: str | os.PathLike[str]) -> None:
     """Show one snapshot file without a session."""
-    OomscopeApp(snapshot=Path(snapshot), start="snapshot").run()
+    OomscopeApp(snapshot=Path(snapshot), start="snapshot", settings=load()).run()

@@ -93,6 +93,10 @@ class BaseScreen(Screen[None]):
             return alert
         return replace(alert, key="", answer="")
 
+    def _with_own_key(self, alert: Alert | None) -> Alert | None:
+        """`alert` with the key that the user gave to its answer."""
+        return alert and replace(alert, key=self.host.key_of(alert.key))
+
     # -- what a screen uses ------------------------------------------------------------------
 
     @property
@@ -113,7 +117,7 @@ class BaseScreen(Screen[None]):
             return
         with self.app.batch_update():
             self.query_one(TitleLine).show(self.headline(frame))
-            self.query_one(AlertLine).show(self._answered(self.alert(frame)))
+            self.query_one(AlertLine).show(self._with_own_key(self._answered(self.alert(frame))))
             self.show_frame(frame)
             self.refresh_footer()
 
@@ -121,15 +125,14 @@ class BaseScreen(Screen[None]):
         """Footer entries: the actions whose keys work now, by the priority in the action table."""
         entries = []
         seen = set()
-        known = {a.id: a for a in actions.all_actions()}
-        for active in self.active_bindings.values():
-            action = known.get(active.binding.id or "")
+        for key, active in self.active_bindings.items():
+            action = actions.action_by_id(active.binding.id or "")
             if action is None or not action.footer or action.id in seen or not active.enabled:
                 continue
-            if self.has_class("-missing") and action.group != actions.EVERYWHERE:
+            if self.has_class("-missing") and (action.group != actions.EVERYWHERE or action.id == "app.copy"):
                 continue
             seen.add(action.id)
-            entries.append((action.keys.split(",")[0], action.label, action.footer))
+            entries.append((key, action.label, action.footer))
         self.query_one(FooterLine).show(self.MODE, entries)
 
     # -- events ------------------------------------------------------------------------------

@@ -154,12 +154,20 @@ def entries_of(screen: BaseScreen) -> list[Entry]:
     """Every key that works on `screen` now, the screen's own groups first."""
     known = {action.id: action for action in actions.all_actions()}
     found: dict[str, Entry] = {}
-    for active in screen.active_bindings.values():
+    bound = screen.active_bindings
+    for active in bound.values():
         action = known.get(active.binding.id or "")
         if action is None or not active.enabled or action.id in found:
             continue
-        keys = " ".join(actions.key_name(key) for key in action.keys.split(","))
-        found[action.id] = Entry(action.group, keys, action.label, action.tooltip, action.action, active.node)
+        # A key that means something else here, to another of our actions, is not this one's.
+        own = [
+            actions.key_name(key)
+            for key in screen.host.settings.keymap.get(action.id, action.keys).split(",")
+            if key not in bound or bound[key].binding.id in (action.id, None)
+        ]
+        found[action.id] = Entry(
+            action.group, " ".join(own), action.label, action.tooltip, action.action, active.node
+        )
     order = {action.id: number for number, action in enumerate(actions.all_actions())}
     last = (actions.LISTS, actions.EVERYWHERE)
     return sorted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.style import Style
 from textual import events
@@ -103,6 +103,13 @@ class FooterLine(OneLine):
         self._keys: tuple[tuple[str, str, int], ...] = ()
         self._targets: list[tuple[int, int, str]] = []
 
+    @property
+    def _digits(self) -> list[str]:
+        """The key of each screen in the strip."""
+        numbers = [str(number) for number in range(1, len(TABS) + 1)]
+        own: Callable[[str], str] | None = getattr(self.app, "key_of", None)
+        return [own(number) for number in numbers] if own else numbers
+
     def show(self, mode: str, keys: Sequence[tuple[str, str, int]]) -> None:
         """`keys`: Textual key, label and priority of each entry, in the order of the table."""
         if (mode, tuple(keys)) != (self._mode, self._keys):
@@ -121,18 +128,19 @@ class FooterLine(OneLine):
             self._targets.append((start, width_of(left), key))
         line = [*pad(left, width - width_of(tabs), "bar"), *tabs]
         at = width - width_of(tabs)
-        for number, (text, _) in enumerate(tabs[: 2 * len(TABS) : 2], 1):
-            size = len(text) + len(tabs[number * 2 - 1][0])
-            self._targets.append((at, at + size, str(number)))
+        for place, key in enumerate(self._digits):
+            size = width_of(tabs[2 * place : 2 * place + 2])
+            self._targets.append((at, at + size, key))
             at += size
         return line
 
     def _tabs(self, *, short: bool) -> list[Span]:
         out: list[Span] = []
-        for number, (mode, label, brief) in enumerate(TABS, 1):
+        for key, (mode, label, brief) in zip(self._digits, TABS, strict=True):
             current = mode == self._mode
             text = brief if short else label
-            out.append((f" {number}" if not current else f" {number} ", "tab" if current else "bar-key"))
+            name = key_name(key)
+            out.append((f" {name}" if not current else f" {name} ", "tab" if current else "bar-key"))
             out.append((f"{text} " if current else f" {text}", "tab" if current else "bar"))
         if out[-1][1] != "tab":
             out.append((" ", "bar"))  # the last letter keeps off the edge, which some terminals cut
