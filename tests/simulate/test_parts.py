@@ -148,7 +148,7 @@ print(f"extra={torch.cuda.max_memory_allocated() - before}")
     gradient = rows * width * 4
     partial = (count // 10 + min(count, rows)) * width * 4
     extra = simulate_text(text).value("extra")
-    assert gradient + partial <= extra <= gradient + partial + count * 48
+    assert gradient + partial <= extra <= gradient + partial + count * 50
 
 
 def test_plugins_register_kernels_and_stay_alone(simulate_text: Any, tmp_path: Any) -> None:

@@ -61,6 +61,7 @@ class Info:
         "is_view",
         "keeps_values",
         "kernel",
+        "may_be_in_place",
         "on_host",
         "passes_density",
         "workspace",
@@ -74,7 +75,7 @@ class Info:
         self.workspace: Workspace | None = None
         self.written: list[tuple[int, str]] = []
         self.is_random = self.is_view = self.is_composite = self.is_uninitialized = self.keeps_values = False
-        self.is_comparison = False
+        self.is_comparison = self.may_be_in_place = False
         self.is_pure_view = self.is_cachable = self.has_tensors = self.passes_density = False
         if not self.is_plain:
             return
@@ -93,6 +94,7 @@ class Info:
         name = func._schema.name
         overload = func._overloadname
         self.is_comparison = name in _COMPARISONS
+        self.may_be_in_place = name in OUT_OF_PLACE or f"{name}.{overload}" in OUT_OF_PLACE
         self.is_uninitialized = name in _UNINITIALIZED
         self.keeps_values = name in _KEEPS_VALUES
         for each in (f"{name}.{overload}", name):
@@ -142,6 +144,19 @@ _PURE_VIEWS = {
         "view",
     )
 }
+OUT_OF_PLACE = {
+    f"aten::{name}"
+    for name in (
+        "add.Tensor",
+        "index_add",
+        "index_put",
+        "masked_scatter",
+        "put",
+        "scatter.src",
+        "scatter_add",
+    )
+}
+"""Operations that the backward pass runs in the place of `add_`, `index_add_`, …; see `accumulate`."""
 _COMPARISONS = {f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge", "isin")}
 _UNINITIALIZED = {
     "aten::empty",

@@ -38,12 +38,40 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     return (4096 * 2 + 16 * 8) * KIB
 
 
+_OPERANDS = {"aten::addmm": 1, "aten::baddbmm": 1, "aten::addbmm": 1}
+"""Position of the first of the two operands of a product, where it is not 0."""
+
+
+@workspace("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm")
+def matrix_product(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int] | None:
+    """The workspace of cuBLAS, and copies of operands whose strides it cannot read.
+
+    Such an operand is the expanded gradient of a sum. Source: aten/src/ATen/native/cuda/Blas.cpp,
+    `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`; seen in recorded traces.
+    """
+    blas_handle(mode, func, args, kwargs, outs)
+    name = func._schema.name
+    first = _OPERANDS.get(name, 0)
+    if name == "aten::addmm" and args[0].dim() == 1:
+        _blas_lt(mode, outs[0].fake_device.index or 0)
+    copies = [
+        each.numel() * each.element_size() for each in args[first : first + 2] if not _is_readable(each)
+    ]
+    return copies or None
+
+
+def _is_readable(operand: Any) -> bool:
+    """Whether cuBLAS takes a matrix, or each matrix of a batch, as it lies."""
+    rows, columns = operand.stride()[-2:]
+    height, width = operand.shape[-2:]
+    if columns == 1 and rows >= max(width, 1):
+        return True
+    if rows == 1 and columns >= max(height, 1):
+        return True
+    return bool(rows and columns and operand.is_contiguous())
+
+
 @workspace(
-    "aten::mm",
-    "aten::bmm",
-    "aten::addmm",
-    "aten::baddbmm",
-    "aten::addbmm",
     "aten::mv",
     "aten::addmv",
     "aten::dot",
@@ -51,22 +79,26 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     "aten::_grouped_mm",
     "aten::_scaled_grouped_mm",
 )
-def matrix_product(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int] | None:
-    """A workspace at the first product of each (thread, stream), kept: each thread has its own handle.
-
-    Blackwell cards keep one MiB more after the first product with a bias (seen on a B200; probably
-    cublasLt's).
-    """
+def blas_handle(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> None:
+    """A workspace at the first product of each (thread, stream), kept: each thread has its own handle."""
     index = outs[0].fake_device.index or 0
     key = (threading.get_ident(), index, mode.tracker.stream)
     if key not in mode.workspaces:
         size = cublas_workspace_bytes(mode.device.card.compute_capability)
         mode.workspaces[key] = mode.tracker.malloc(size, index, "workspaces")
-    if func is torch.ops.aten.addmm.default and mode.device.card.compute_capability >= (10, 0):
-        key = (0, index, -1)
-        if key not in mode.workspaces:
-            mode.workspaces[key] = mode.tracker.malloc(MIB, index, "workspaces")
-    return None
+
+
+def _blas_lt(mode: Any, index: int) -> None:
+    """A product with a bias goes through cuBLASLt, which keeps a workspace of its own.
+
+    Source: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.8 to 2.11 (1 MiB, CUBLASLT_WORKSPACE_SIZE in
+    KiB). Torch 2.6 and 2.7 give it back after each product; from 2.12 it is cuBLAS's own.
+    """
+    key = (threading.get_ident(), index, mode.tracker.stream, "lt")
+    if key not in mode.workspaces:
+        configured = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+        size = int(configured) * KIB if configured.isdigit() else MIB
+        mode.workspaces[key] = mode.tracker.malloc(size, index, "workspaces")
 
 
 # --- attention
@@ -95,18 +127,43 @@ def packed_flash_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: li
     return [query.numel() // query.shape[-1] * 4, query.numel() * 4]
 
 
+@workspace("aten::_scaled_dot_product_efficient_attention")
+def efficient_forward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int] | None:
+    """A float32 accumulator where a row of half-precision output does not fit into registers.
+
+    Source: mem_eff_attention/kernel_forward.h, `kNeedsOutputAccumulatorBuffer`.
+    """
+    value = args[2]
+    if value.dtype is torch.float32 or value.shape[-1] <= 128:
+        return None
+    return [outs[0].numel() * 4]
+
+
 @workspace("aten::_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int]:
-    """Memory-efficient attention.
+    """Memory-efficient attention: row sums, and a tiled accumulator for the gradient of the queries.
 
-    Delta [b, h, q] in float32; a float32 gradient of the queries for half types.
+    For float32 the row sums come from a product of gradient and output of full size, which is gone when the
+    accumulator is made. Source: mem_eff_attention/kernel_backward.h, `workspace_size` (a tile has a header
+    of 16 bytes) and `kKernelComputesDelta`.
     """
     query = args[1]
-    rows = query.numel() // query.shape[-1]
-    sizes = [rows * 4]
-    if query.dtype is not torch.float32:
-        sizes.append(query.numel() * 4)
-    return sizes
+    batch, heads, length, depth = query.shape
+    rows, columns = _tile(query, depth)
+    tiles = -(-length // rows) * -(-depth // columns)
+    accumulator = batch * heads * tiles * (rows * columns * 4 + 16)
+    sums = batch * heads * length * 4
+    if query.dtype is torch.float32:
+        product = outs[0].numel() * 4 if outs else 0
+        return [sums, max(accumulator, product)]
+    return [sums, accumulator]
+
+
+def _tile(query: Any, depth: int) -> tuple[int, int]:
+    """Rows and columns of a tile of the backward kernel (mem_eff_attention/kernels/cutlassB.h)."""
+    if query.dtype is torch.float32 or depth <= 64:
+        return 64, 64
+    return (128, 64) if depth <= 96 else (128, 128) if depth <= 128 else (64, 64)
 
 
 # --- embeddings
@@ -116,14 +173,33 @@ def efficient_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[
 def embedding_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int]:
     """Above 3072 indices they are sorted, and partial sums of up to 10 rows are kept in float32.
 
-    Source: EmbeddingBackwardKernel.cu; partial sums take (N // 10 + min(N, V)) × D × 4 bytes for N indices,
-    V rows of D columns.
+    Source: EmbeddingBackwardKernel.cu: sorted and original positions, segment starts (N each), three tables
+    of partial segments, and partial sums of (N // 10 + min(N, V)) × D × 4 bytes for N indices, V rows of D
+    columns.
     """
     count = args[1].numel()
     if count <= 3072:
         return []
     rows, columns = outs[0].shape[0], outs[0].shape[-1]
-    return [count * 8, count * 8, count * 8, count * 16, (count // 10 + min(count, rows)) * columns * 4]
+    segments = min(count, rows)
+    partial = count // 10 + segments
+    return [*[count * 8] * 3, *[segments * 8] * 2, partial * 8, partial * columns * 4]
+
+
+@workspace("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+def index_accumulation(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int] | None:
+    """Adding at positions sorts them; values that do not lie in order are copied.
+
+    Source: aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`; seen in recorded traces.
+    """
+    if not (args[3] if len(args) > 3 else kwargs.get("accumulate")):
+        return None
+    counts = [each.numel() for each in args[1] if each is not None]
+    values = args[2]
+    sizes = [max(counts, default=0) * 8] * 3
+    if not values.is_contiguous():
+        sizes.append(values.numel() * values.element_size())
+    return sizes
 
 
 # --- convolutions
