@@ -8,6 +8,7 @@ and so that a prediction stands on disk before the rerun that tests it.
 from __future__ import annotations
 
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oomscope.core.fixes.choice import choose
+from oomscope.core.fixes.model import Risk
 from oomscope.errors import OomscopeError
 from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
 from oomscope.launch.predict import launch_changes, patched_command, predict
@@ -28,10 +31,10 @@ from oomscope.simulate import cards
 from oomscope.store.files import write_json
 from oomscope.store.session import Attempt, Session
 
+#: How an output folder or file of the attempt before makes itself known.
+_EXISTS = re.compile(r"FileExistsError|already exists")
 #: Attempts in one loop: the same failure three times is a matter for a person.
 MAX_ATTEMPTS = 3
-#: Risk classes of a fix, from harmless to far-reaching.
-RISKS = ("none", "exact", "rounding", "semantic", "topology")
 
 #: Ids of the fixes to apply next, or None to stop. It gets the `oomscope.fixes/1` object.
 Decide = Callable[[Mapping[str, Any]], Sequence[str] | None]
@@ -162,6 +165,7 @@ class Loop:
             self._diagnose(attempt)
             if previous is not None:
                 self._prove(previous, attempt)
+                self._say_what_is_in_the_way(result, previous)
             if not self._needs_fixes(result, previous) or not self._may_continue():
                 break
             if result.node:
@@ -320,25 +324,11 @@ class Loop:
         return self._accepted(catalogue, tuple(chosen), by="user") if chosen else ()
 
     def _recommended(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:
-        ids = tuple(catalogue.get("recommended") or ())
-        if not ids:
-            self._say("no fix is predicted to make the job fit")
+        choice = choose(catalogue, Risk(self.request.allowed_risk), active)
+        if choice.why_none:
+            self._say(choice.why_none)
             return ()
-        if set(ids) <= set(active):
-            self._say(
-                "the recommended fixes are active already: the prediction was wrong, nothing is repeated"
-            )
-            return ()
-        risks = {fix["id"]: fix["risk"] for fix in catalogue["fixes"]}
-        limit = RISKS.index(self.request.allowed_risk)
-        too_risky = [each for each in ids if RISKS.index(risks[each]) > limit]
-        if too_risky:
-            risk = risks[too_risky[0]]
-            self._say(
-                f"{', '.join(too_risky)} would help, but its risk is {risk}: allow it with --risk {risk}"
-            )
-            return ()
-        return self._accepted(catalogue, ids, by="recommendation")
+        return self._accepted(catalogue, choice.fixes, by="recommendation")
 
     def _accepted(self, catalogue: Mapping[str, Any], ids: tuple[str, ...], by: str) -> tuple[str, ...]:
         """`ids` when every one of them applies; otherwise each refusal is recorded and nothing is rerun."""
@@ -359,6 +349,16 @@ class Loop:
         with self._shielded("the proof"):
             write_json(after.path / layout.PROOF_FILE, prove(before.path, after.path))
             self._note("proved", attempt=after.number)
+
+    def _say_what_is_in_the_way(self, result: JobResult, previous: Attempt) -> None:
+        stopped = next(
+            (rank.exception for rank in result.ranks if _EXISTS.search(rank.exception or "")), None
+        )
+        if stopped is not None and result.exit_code != 0:
+            self._say(
+                f"the rerun stopped at what attempt {previous.number} left ({stopped}): move it away, or let the "
+                "script take an existing folder, and start again"
+            )
 
     def _may_continue(self) -> bool:
         if self.control.level:

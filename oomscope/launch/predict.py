@@ -223,7 +223,8 @@ class _Prediction:
         runs = PredictionRuns(self.session, self.attempt, self.spec, deadline=deadline, progress=progress)
         raw = runs.run("baseline", Trial({"observe": {}}), self.steps)
         progress("baseline")
-        self.facts = with_observation(self.facts, raw.records)
+        if raw.steps or not raw.failed:  # what ended before a step says nothing by what it did not do
+            self.facts = with_observation(self.facts, raw.records)
         if raw.failed:
             return self._by_formula(raw.failed)
         raw = self._longer_if_varying(runs, raw)

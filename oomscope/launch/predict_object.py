@@ -9,7 +9,7 @@ from typing import Any
 from oomscope.core.fixes import Fix, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, merge_allocator_settings, split_settings
 from oomscope.core.fixes.model import Plan
-from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence
+from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence, outlook
 from oomscope.core.fixes.search import Combination, Found
 from oomscope.launch.predict_patches import Patches, is_patch_only, patch_options
 from oomscope.units import format_bytes
@@ -40,6 +40,7 @@ class Predictions:
             "basis": self.baseline.basis,
             "fits": self.baseline.fits,
             "floor": floor_sentence(self.facts, self.capacity_bytes) if self.capacity_bytes else None,
+            "outlook": outlook(self.baseline, self.outcomes.values(), self.facts, self.capacity_bytes),
             "note": self.note,
             "fixes": [self._fix(fix) for fix in catalogue],
             "plans": [

@@ -14,18 +14,8 @@ def text(fixes: Mapping[str, Any], *, show_all: bool = False) -> str:
     """The fixes that help, best first, then those that do not; with `show_all` also those that do not apply."""
     view = fixes_view.read(fixes)
     lines = fix_lines(view)
-    for key in ("floor", "note"):
-        if fixes.get(key):
-            lines += ["", *_wrapped(f"{key}: {fixes[key]}")]
     if fixes.get("recommended"):
         lines += ["", f"    recommended: {' + '.join(fixes['recommended'])}"]
-    elif fixes.get("plans"):
-        best = fixes["plans"][0]
-        if not best.get("fits"):
-            lines += [
-                "",
-                *_wrapped(f"nothing tried fits; the lowest peak is reached by {' + '.join(best['fixes'])}"),
-            ]
     if show_all:
         refused = [entry for entry in fixes.get("fixes", ()) if not entry.get("applicable")]
         lines += ["", "    do not apply:"]

@@ -187,7 +187,10 @@ def fix_lines(fixes: fixes_view.Fixes) -> list[str]:
     if not helpful:
         lines.append("    none that applies is known to help")
     lines += _remarks("not predicted:", [row for row in wanted if row.predicted is None])
-    return lines + _remarks("no help here:", useless)
+    lines += _remarks("no help here:", useless)
+    for sentence in filter(None, (fixes.note, fixes.outlook)):
+        lines += ["", *textwrap.wrap(sentence, WIDTH - 4, initial_indent="    ", subsequent_indent="    ")]
+    return lines
 
 
 def _remarks(heading: str, rows: Sequence[fixes_view.FixRow]) -> list[str]:

@@ -110,7 +110,9 @@ class Fixes:
     plans: tuple[Plan, ...]
     recommended: tuple[str, ...]
     note: str = ""
-    """What holds for all of them, for example that no fix can reach the capacity."""
+    """What holds for all of them, for example that nothing could be simulated."""
+    outlook: str = ""
+    """When nothing that was tried fits: the best, the floor, and what would do."""
 
     def row(self, fix_id: str) -> FixRow | None:
         return next((row for row in self.rows if row.id == fix_id), None)
@@ -155,6 +157,7 @@ def read(data: Mapping[str, Any]) -> Fixes:
         ),
         recommended=recommended,
         note=text(data, "note"),
+        outlook=text(data, "outlook"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,25 @@ def test_files_of_real_runs_stay_and_new_ones_go(simulate_text: Any, tmp_path: P
     assert run.value("weight") == 64
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert list((folder / "kept").iterdir()) == []
+
+
+MAKER = """
+import os, sys, pathlib, torch
+os.makedirs(sys.argv[1])
+(torch.ones(8, 8, device="cuda", requires_grad=True) * 2).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_a_folder_that_the_failed_run_made_is_not_in_the_way(
+    made_before: bool, simulate_text: Any, tmp_path: Path
+) -> None:
+    session, output = tmp_path / "session", tmp_path / "output"
+    session.mkdir()
+    (session / "session.json").write_text("{}")
+    output.mkdir()
+    if made_before:
+        os.utime(output, (1e9, 1e9))
+    run = simulate_text(MAKER, str(output), env={"OOMSCOPE_SESSION": str(session)})
+    assert run.exit_code == (1 if made_before else 0), run.stderr
+    assert ("FileExistsError" in run.stderr) is made_before

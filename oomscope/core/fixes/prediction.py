@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from oomscope.core.fixes.model import Fix, JobFacts
@@ -153,6 +153,27 @@ def _phase(phase: str | None) -> str:
 def _filled(outcome: Outcome, top: int = 2) -> str:
     parts = sorted(outcome.composition.items(), key=lambda item: -item[1])[:top]
     return " and ".join(f"{category} ({format_bytes(size)})" for category, size in parts) or "other memory"
+
+
+def outlook(
+    baseline: Outcome, reached: Iterable[Outcome], facts: JobFacts, capacity_bytes: int | None
+) -> str | None:
+    """What to say when nothing that was tried fits: the best, the floor, and what would do; else None."""
+    known = [each for each in reached if each.known]
+    if capacity_bytes is None or baseline.fits is not False or any(each.fits is not False for each in known):
+        return None
+    peaks = {each.fixes: each.peak_reserved_bytes or 0 for each in (baseline, *known)}
+    best = min(peaks, key=lambda fixes: peaks[fixes])
+    needed = format_bytes(peaks[best])
+    text = f"nothing that was tried fits into {format_bytes(capacity_bytes)}: the lowest peak is {needed}"
+    text += f", by {' + '.join(best)}" if best else ", without any fix"
+    static = facts.static_bytes
+    floor = floor_sentence(facts, capacity_bytes)
+    if floor:
+        return f"{text}; {floor}"
+    if static is not None:
+        text += f"; parameters, gradients and optimizer state take {format_bytes(static)} of it"
+    return f"{text}; a card with {needed} free, a smaller batch or a smaller model would do"
 
 
 def floor_sentence(facts: JobFacts, capacity_bytes: int) -> str | None:

@@ -2,7 +2,8 @@
 
 A simulated run must leave the checkpoints of real runs alone, and must not leave files that a real run would resume
 from: a file that exists is not written, what is saved under its name goes to a temporary folder and is loaded from
-there; new files are removed when the process ends.
+there; new files are removed when the process ends. And it must not fail at what the failed run left: a folder that was
+made since the session began counts as not there yet.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import contextlib
 import functools
 import os
 import shutil
+import stat
 import tempfile
 from typing import Any, Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
+
+from ...protocol.env import SESSION
+from ...protocol.layout import SESSION_FILE
 
 
 def install(mode: Any) -> None:
@@ -49,6 +54,33 @@ def install(mode: Any) -> None:
     torch.save, torch.load = save, load
     os.replace, os.rename = saved.renaming(os.replace), saved.renaming(os.rename)
     shutil.copyfile = saved.copying(shutil.copyfile)
+    since = _session_start()
+    if since is not None:
+        os.mkdir = _making(os.mkdir, since)
+
+
+def _session_start() -> float | None:
+    """When the session was made that this run belongs to, in seconds since the epoch."""
+    folder = os.environ.get(SESSION)
+    try:
+        return os.stat(os.path.join(folder, SESSION_FILE)).st_mtime if folder else None
+    except OSError:
+        return None
+
+
+def _making(plain: Callable[..., Any], since: float) -> Callable[..., Any]:
+    """`os.mkdir` that takes a folder which an earlier run of the same session left for a new one."""
+
+    @functools.wraps(plain)
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            plain(path, *args, **kwargs)
+        except FileExistsError:
+            found = os.stat(path)
+            if not stat.S_ISDIR(found.st_mode) or found.st_mtime < since:
+                raise
+
+    return mkdir
 
 
 class _Saved:

@@ -100,9 +100,7 @@ def _eight_bit(facts: JobFacts) -> Applicable:
 
 def _eight_bit_band(facts: JobFacts) -> Band | None:
     size = facts.optimizer_bytes
-    return (
-        None if size is None else Band(int(0.70 * size), int(0.76 * size), "70–76 % of the optimizer state")
-    )
+    return None if not size else Band(int(0.70 * size), int(0.76 * size), "70–76 % of the optimizer state")
 
 
 EIGHT_BIT = Fix(
