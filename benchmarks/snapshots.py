@@ -71,11 +71,12 @@ def bare(path: Path) -> None:
 
 def ours(path: Path) -> None:
     """Load, columns, and everything that `inspect` says."""
-    from oomscope.core.snapshot.analysis import analyse
-    from oomscope.report.snapshot_json import snapshot_json
     from oomscope.store.snapshots import load_snapshot
 
     snapshot = load_snapshot(path)
+    from oomscope.core.snapshot.analysis import analyse
+    from oomscope.report.snapshot_json import snapshot_json
+
     analyses = analyse(snapshot)
     snapshot_json(snapshot, analyses, [each.focus for each in analyses])
 

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from oomscope.core.snapshot.model import DeviceSnapshot, Identity, Snapshot
+from oomscope.core.snapshot.identity import Identity
+from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 from oomscope.core.snapshot.parse import parse_snapshot
 from oomscope.core.snapshot.scan import Unscannable, scan
 from oomscope.core.snapshot.scanned_rows import ScannedRows

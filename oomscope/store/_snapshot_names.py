@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oomscope.core.snapshot.model import Identity
+from oomscope.core.snapshot.identity import Identity
 
 SUFFIXES = (".pickle", ".pkl", ".p", ".html", ".pickle.gz", ".pkl.gz", ".pickle.zst", ".pkl.zst")
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oomscope.core.snapshot.columns import Annotations, Blocks, Events, Frame, Segments, StackTable
-from oomscope.core.snapshot.model import DeviceSnapshot, Identity, Snapshot, SnapshotWarning
+from oomscope.core.snapshot.identity import Identity
+from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot, SnapshotWarning
 
 Array = NDArray[Any]
 _TYPES = ("int64", "int32", "int16", "uint8", "bool")

@@ -13,6 +13,7 @@ time limit, and hands arrays back. Whatever the file does, the caller gets a `Sn
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import selectors
 import signal
@@ -24,16 +25,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import psutil
-
-from oomscope.core.snapshot.model import Snapshot
 from oomscope.errors import SnapshotError
 from oomscope.store._snapshot_bytes import size_of
 from oomscope.store._snapshot_names import SUFFIXES, identity_of, snapshot_files
-from oomscope.store._snapshot_wire import payload_bytes, unpack
 from oomscope.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from oomscope.core.snapshot.model import Snapshot
 
 __all__ = [
     "SUFFIXES", "Limits", "Selection", "SnapshotLoader", "estimated_bytes", "identity_of", "load_snapshot",
@@ -54,6 +54,8 @@ _CHILD = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from oomscope.store._snapshot_child import main; main(int(sys.argv[2]), float(sys.argv[3]))"
 )
+_PIPE = 1 << 20
+"""Bytes that a pipe holds: what an ordinary user may ask of Linux; without effect elsewhere."""
 _DEATHS = {
     "SIGKILL": "out of memory?",
     "SIGXCPU": "too much work",
@@ -144,6 +146,8 @@ class SnapshotLoader:
             **asdict(selection or Selection()),
         }
         head, payload = self._ask(path, request, on_progress)
+        from oomscope.store._snapshot_wire import unpack
+
         return unpack(head["snapshot"], payload)
 
     def convert(
@@ -192,6 +196,9 @@ class SnapshotLoader:
         answers = _Answers(child, time.monotonic() + seconds)
         try:
             answers.send(request)
+            # Brings numpy in, while the other process works.
+            from oomscope.store._snapshot_wire import payload_bytes
+
             while "progress" in (head := answers.line()):
                 if on_progress is not None:
                     on_progress(head["progress"], head["text"])
@@ -218,7 +225,7 @@ class SnapshotLoader:
         if self._limits.memory_bytes is not None:
             return self._limits.memory_bytes
         needed = estimated_bytes(size)
-        free = psutil.virtual_memory().available
+        free = _free_memory()
         if needed > 0.8 * free:
             raise SnapshotError(
                 f"{path} is {format_bytes(size)}; reading it may take {format_bytes(needed)} of memory, and "
@@ -249,6 +256,7 @@ class SnapshotLoader:
                 json.dumps(search), str(allowed), str(4 * seconds + 3600),
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment,
+            pipesize=_PIPE,
         )  # fmt: skip
         return self._child
 
@@ -268,6 +276,17 @@ class SnapshotLoader:
         if "MemoryError" in last:
             return "needs more memory than the limit allows (damaged, or larger than it looks)"
         return f"the process that read it failed ({last or f'exit code {code}'})"
+
+
+def _free_memory() -> int:
+    """Bytes of memory that the machine can give without swapping."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+        return int(text.split("MemAvailable:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        import psutil  # for other systems; slow to import
+
+        return int(psutil.virtual_memory().available)
 
 
 class _Answers:
@@ -312,8 +331,8 @@ class _Answers:
 
     def read(self, count: int) -> memoryview:
         """Exactly `count` bytes; raises as `line` does."""
-        buffer = bytearray(count)
-        view = memoryview(buffer)
+        # Mapped, and so not filled with zeros first; there is no mapping of 0 bytes.
+        view = memoryview(mmap.mmap(-1, count)) if count else memoryview(bytearray())
         have = min(len(self._rest), count)
         view[:have] = self._rest[:have]
         del self._rest[:have]

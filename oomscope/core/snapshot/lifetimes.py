@@ -82,16 +82,17 @@ def _from_events(device: DeviceSnapshot) -> Lifetimes:
         # After a completed free the next free of the address belongs to an allocation whose `alloc` row is
         # missing.
         starts[1:] |= (action[:-1] == Action.FREE_COMPLETED) & ~is_alloc[1:]
+    begins = np.flatnonzero(starts)
     number = np.cumsum(starts) - 1
-    total = int(number[-1]) + 1 if len(rows) else 0
-    first = rows[starts]
-    birth = np.full(total, BEFORE, np.int64)
-    birth[number[is_alloc]] = rows[is_alloc]
+    total, first = len(begins), rows[begins]
+    birth = np.where(is_alloc[begins], first, BEFORE)
+    requested, completed = (
+        np.flatnonzero(action == each) for each in (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+    )
     release, death = np.full(total, count, np.int64), np.full(total, count, np.int64)
-    requested, completed = action == Action.FREE_REQUESTED, action == Action.FREE_COMPLETED
     release[number[requested]] = rows[requested]
     death[number[completed]] = rows[completed]
-    if requested.any() and not completed.any():  # the recorder was told to skip free_completed
+    if len(requested) and not len(completed):  # the recorder was told to skip free_completed
         death = release.copy()
     _close_overwritten(death, birth, events.address[first])
     return Lifetimes(

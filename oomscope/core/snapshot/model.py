@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oomscope.core.snapshot.columns import Annotations, Blocks, Events, Segments, StackTable
+from oomscope.core.snapshot.identity import Identity
 
 DEFAULT_POOL = (0, 0)
 
@@ -20,15 +21,6 @@ class SnapshotWarning:
     code: str
     """Stable and greppable: "history-cut", "segment-sum"."""
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which process wrote the file, read from its name; None where the name does not say."""
-
-    rank: int | None = None
-    step: int | None = None
-    pid: int | None = None
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from oomscope.core.snapshot.columns import Annotations, Events
+from oomscope.core.snapshot.identity import Identity
 from oomscope.core.snapshot.intern import Interner, brief, clean_text
-from oomscope.core.snapshot.model import DeviceSnapshot, Identity, Snapshot
+from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 from oomscope.core.snapshot.notes import Notes
 from oomscope.core.snapshot.parse_events import EventsBuilder, integer
 from oomscope.core.snapshot.parse_segments import MAX_DEVICES, empty_tables, parse_segments
