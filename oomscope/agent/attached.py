@@ -67,7 +67,11 @@ def _attach(config: dict[str, Any], folder: str) -> dict[str, Any]:
         return {"ok": False, "code": "no_torch", "text": "this process has not imported torch"}
     torch = _whole_torch()
     if torch is None:
-        return {"ok": False, "code": "no_torch", "text": "this process is still importing torch: attach again"}
+        return {
+            "ok": False,
+            "code": "no_torch",
+            "text": "this process is still importing torch: attach again",
+        }
     active = _active_agent()
     if active is not None:
         return {
@@ -266,6 +270,9 @@ class Attached:
             agent._sampler.stop()
         if agent._peers is not None:
             agent._peers.close()
+        if agent._term is not None:
+            agent._term.remove()
+            agent._term.tidy()
         agent.emit(agent.reading())
         agent.emit({"k": "detached", "why": why, "steps": agent.progress.step})
         agent.emit({"k": "bye", "steps": agent.progress.step})

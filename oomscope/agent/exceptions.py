@@ -138,7 +138,14 @@ class ExceptionProbe:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, main: bool
     ) -> None:
         """Record an uncaught exception once. Ctrl-C is the user's wish, and no error."""
-        if id(error) in self._seen or issubclass(kind, (KeyboardInterrupt, SystemExit)) or not self._before():
+        if id(error) in self._seen or issubclass(kind, SystemExit):
+            return
+        if issubclass(kind, KeyboardInterrupt):
+            self._seen.add(id(error))
+            if main:
+                self._emit({"k": "term", "signal": "SIGINT"})
+            return
+        if not self._before():
             return
         self._seen.add(id(error))
         frames = _frames(trace)

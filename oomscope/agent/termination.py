@@ -12,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import threading
 from typing import IO
 
 from .guard import guarded
@@ -27,9 +26,7 @@ class StackOnTerm:
 
     @guarded("sigterm")
     def install(self) -> None:
-        """Arm it, unless the script already handles the signal itself."""
-        if threading.current_thread() is not threading.main_thread():
-            return
+        """Arm it, from any thread, unless the script already handles the signal itself."""
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

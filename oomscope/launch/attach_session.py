@@ -39,6 +39,7 @@ from oomscope.launch.attachment import (
 from oomscope.launch.discover import Job
 from oomscope.launch.injectors import inject, wrapped
 from oomscope.launch.injectors.remote_exec import python_version
+from oomscope.launch.terminations import tell_terminations
 from oomscope.live.session import SessionView
 from oomscope.live.state import RankState
 from oomscope.store.files import read_json
@@ -266,6 +267,7 @@ class AttachSession:
             each.last_error = error_file(each.rank)
             if each.agent in ("starting", "active"):
                 each.agent = "left"
+            tell_terminations(self.attempt.path)
             self._say(f"{name_of(each)} (pid {each.rank.pid}) has ended")
 
     @property

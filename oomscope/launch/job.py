@@ -34,6 +34,7 @@ from oomscope.launch.simulated import (
     wanted_ranks,
     without_torchrun,
 )
+from oomscope.launch.terminations import tell_terminations
 from oomscope.protocol import layout
 from oomscope.protocol.records import PROTOCOL_VERSION
 from oomscope.simulate.cards import Card
@@ -267,6 +268,7 @@ class _Run:
             self.session.append_supervisor({"k": "orphans", "pids": killed})
         for process in self.processes:
             process.finish()
+        tell_terminations(self.spec.attempt_dir)
         if self._link is not None:
             self._link.finish(self.exit_code)
         if self._rundir:

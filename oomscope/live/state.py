@@ -38,7 +38,10 @@ class RankState:
     gpu_uuid: str | None = None
     simulated: bool = False
     state: str = "starting"
-    """starting, running, oom, failed, done, lost or silent."""
+    """starting, running, oom, failed, stopped, done, lost or silent.
+
+    `stopped`: it was told to end, by SIGTERM or Ctrl-C. `lost`: its process is gone without a word.
+    """
     step: int = 0
     """The step that runs, which is the number of completed steps."""
     micro_step: int = 0
@@ -74,8 +77,8 @@ class RankState:
     agent_errors: list[dict[str, Any]] = field(default_factory=list)
     lost_records: int = 0
     hello: dict[str, Any] | None = None
-    term: bool = False
-    """It was sent SIGTERM."""
+    term: str | None = None
+    """The signal by which it was told to end: SIGTERM or SIGINT."""
     said_bye: bool = False
 
     def take(self, record: Record) -> None:
@@ -93,7 +96,8 @@ class RankState:
         if self.said_bye or self.exception is not None:
             self.state = self._ended_state()
         elif alive is False:
-            self.state = "oom" if self.oom is not None and not self.oom["caught"] else "lost"
+            left = "lost" if self.term is None else "stopped"
+            self.state = "oom" if self.oom is not None and not self.oom["caught"] else left
         elif self.last_t and self._age_s(now_ns) > SILENT_AFTER_S:
             self.state = "silent"
         elif self.hello is not None:
@@ -106,7 +110,7 @@ class RankState:
     def _ended_state(self) -> str:
         if self.exception is not None:
             return "oom" if self.exception.get("is_oom") else "failed"
-        return "done"
+        return "done" if self.term is None else "stopped"
 
     # -- one method per kind
 
@@ -216,7 +220,7 @@ class RankState:
         self.lost_records += _int(record.get("lost")) or 0
 
     def _term(self, record: Record) -> None:
-        self.term = True
+        self.term = _text(record.get("signal")) or "SIGTERM"
 
 
 def clock_offsets(records: Iterable[Record]) -> dict[int | None, int]:

@@ -16,6 +16,7 @@ _MAX_LINES = 500
 _ENDS = {
     "oom": "ran out of memory",
     "failed": "failed",
+    "stopped": "was told to end",
     "lost": "its process is gone",
     "silent": "nothing heard for a while",
 }

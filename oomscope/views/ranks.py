@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from oomscope.core.series.trend import Trend
 from oomscope.views import wording
 from oomscope.views.coerce import clean
+from oomscope.views.gpus import GpuReading
 from oomscope.views.protocols import Rank
 from oomscope.views.series import History
 
@@ -49,6 +50,10 @@ class RankRow:
     loss: float | None
     status: str
     severity: str
+    node: str = ""
+    """Host name."""
+    gpu_reading: GpuReading | None = None
+    """What the driver says of its GPU; None when nothing was heard lately."""
 
     @property
     def usable_bytes(self) -> int | None:
@@ -97,8 +102,24 @@ class RankRow:
         return ", ".join(parts)
 
 
-def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = None) -> RankRow:
-    """The row of `rank`; `host_total_bytes` is the capacity against which host memory is shown."""
+def rank_row(
+    rank: Rank,
+    history: History,
+    *,
+    host_total_bytes: int | None = None,
+    is_over: bool = False,
+    gpu: GpuReading | None = None,
+) -> RankRow:
+    """The row of `rank`.
+
+    Args:
+        rank: the live rank.
+        history: its steps.
+        host_total_bytes: the capacity against which host memory is shown.
+        is_over: the session has ended; a rank that never said how it ended is lost.
+        gpu: what the driver says of its GPU.
+    """
+    state = "lost" if is_over and rank.state in ("starting", "running", "silent") else rank.state
     on_device = rank.allocated_bytes is not None or rank.capacity_bytes is not None
     used = rank.allocated_bytes if on_device else rank.rss_bytes
     peak = rank.peak_allocated_bytes if on_device else rank.peak_rss_bytes
@@ -110,10 +131,10 @@ def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = Non
     change = history.trend if history.trend.kind != "unclear" or history.trend.steps >= 8 else None
     left = _steps_left(history, None if capacity is None else capacity - other, peak)
     idle = _idle_share(history, reserved, peak)
-    status, severity = _status(rank, left, idle, capacity, other if on_device else 0)
+    status, severity = _status(rank, state, left, idle, capacity, other if on_device else 0)
     return RankRow(
         rank=rank.rank,
-        state=rank.state,
+        state=state,
         on_device=on_device,
         simulated=bool(rank.simulated),
         gpu=clean(rank.gpu_name or "", limit=60),
@@ -132,6 +153,8 @@ def rank_row(rank: Rank, history: History, *, host_total_bytes: int | None = Non
         loss=rank.loss,
         status=status,
         severity=severity,
+        node=clean(rank.host or "", limit=60),
+        gpu_reading=gpu,
     )
 
 
@@ -153,18 +176,19 @@ def _idle_share(history: History, reserved: int | None, peak: int | None) -> flo
 
 
 def _status(
-    rank: Rank, left: int | None, idle: float | None, capacity: int | None, other: int
+    rank: Rank, state: str, left: int | None, idle: float | None, capacity: int | None, other: int
 ) -> tuple[str, str]:
     fixed = {
         "oom": ("▲ OOM", "error"),
         "failed": ("▲ failed", "error"),
         "lost": ("! lost", "warn"),
         "silent": ("! silent", "warn"),
+        "stopped": ("stopped", "info"),
         "done": ("done", "ok"),
         "starting": ("starting", "info"),
     }
-    if rank.state in fixed:
-        return fixed[rank.state]
+    if state in fixed:
+        return fixed[state]
     if left is not None:
         return "▲ leak?", "error"
     if rank.retries:
@@ -177,12 +201,59 @@ def _status(
     return "ok", "info"
 
 
-#: Orders of the rank table, as `o` walks through them.
-ORDERS = ("rank", "headroom", "peak", "growth")
+#: Orders of the rank table: name, and what it means.
+ORDERS = {
+    "rank": "by number",
+    "headroom": "least memory left first",
+    "peak": "highest allocated peak first",
+    "growth": "fastest growth first",
+}
 
 
-def ordered(rows: Sequence[RankRow], order: str) -> list[RankRow]:
+@dataclass(frozen=True)
+class NodeRow:
+    """The ranks of one host."""
+
+    name: str
+    ranks: tuple[RankRow, ...]
+    """By rank."""
+
+    @property
+    def worst(self) -> RankRow:
+        """The rank to look at first: the most serious status, then the least headroom."""
+        weight = {"error": 0, "warn": 1}
+        return min(
+            self.ranks,
+            key=lambda r: (
+                weight.get(r.severity, 2),
+                r.headroom_bytes is None,
+                r.headroom_bytes or 0,
+                r.rank,
+            ),
+        )
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """The least of its ranks."""
+        known = [row.headroom_bytes for row in self.ranks if row.headroom_bytes is not None]
+        return min(known, default=None)
+
+
+def by_node(rows: Sequence[RankRow], order: str, *, reverse: bool = False) -> list[NodeRow]:
+    """`rows` grouped by host: hosts by their first rank, or those first whose worst rank comes first in `order`."""
+    groups: dict[str, list[RankRow]] = {}
+    for row in ordered(rows, order, reverse=reverse):
+        groups.setdefault(row.node or "this host", []).append(row)
+    return [NodeRow(name, tuple(sorted(group, key=lambda r: r.rank))) for name, group in groups.items()]
+
+
+def ordered(rows: Sequence[RankRow], order: str, *, reverse: bool = False) -> list[RankRow]:
     """`rows` by rank, or those first with least headroom, the highest peak, or the fastest growth."""
+    found = _ordered(rows, order)
+    return found[::-1] if reverse else found
+
+
+def _ordered(rows: Sequence[RankRow], order: str) -> list[RankRow]:
     if order == "headroom":
         return sorted(rows, key=lambda r: (r.headroom_bytes is None, r.headroom_bytes or 0, r.rank))
     if order == "peak":

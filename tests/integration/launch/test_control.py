@@ -20,18 +20,27 @@ from oomscope.store.session import ProcessMark, Session, process_start_time
 pytestmark = pytest.mark.integration
 
 
-def after(seconds, action):
-    """An on_poll that acts once."""
-    start, done = time.monotonic(), []
+@pytest.fixture
+def printed(tmp_path):
+    """printed(text, action, ...) -> an on_poll that acts once the job of `launch` has printed each text, in order."""
 
-    def poll():
-        if not done and time.monotonic() - start > seconds:
-            done.append(action())
+    def make(*steps):
+        left = list(zip(steps[::2], steps[1::2], strict=True))
 
-    return poll
+        def poll():
+            output = "".join(
+                path.read_text()
+                for path in tmp_path.glob("home/sessions/*/attempts/001/logs/rank0/stdout.log")
+            )
+            if left and left[0][0] in output:
+                left.pop(0)[1]()
+
+        return poll
+
+    return make
 
 
-def wait_until(condition, seconds=20.0):
+def wait_until(condition, seconds=60.0):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():
@@ -40,39 +49,39 @@ def wait_until(condition, seconds=20.0):
     return False
 
 
-def test_ctrl_c_reaches_the_script_as_ctrl_c(launch):
-    script = "import time\ntry: time.sleep(30)\nexcept KeyboardInterrupt: print('saved'); raise\n"
+def test_ctrl_c_reaches_the_script_as_ctrl_c(launch, printed):
+    script = (
+        "import time, torch\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)\nprint('up', flush=True)\n"
+        "try: time.sleep(60)\nexcept KeyboardInterrupt: print('saved'); raise\n"
+    )
     control = JobControl()
-    run = launch(script, control=control, on_poll=after(1.0, lambda: control.escalate("Ctrl-C")))
+    run = launch(script, control=control, on_poll=printed("up", lambda: control.escalate("Ctrl-C")))
     assert run.result.exit_code == 130
-    assert run.output() == "saved\n"
+    assert run.output() == "up\nsaved\n"
+    assert [record["signal"] for record in run.of("term")] == ["SIGINT"]
+    assert [rank.state for rank in run.result.ranks] == ["stopped"]
 
 
-def test_each_ctrl_c_is_stronger_than_the_last(launch):
+def test_each_ctrl_c_is_stronger_than_the_last(launch, printed):
     script = (
         "import signal, time\nfor n in (2, 15): signal.signal(n, lambda *a: print('no', a[0], flush=True))\n"
+        "print('up', flush=True)\nwhile True: time.sleep(0.1)\n"
     )
-    script += "while True: time.sleep(0.1)\n"
     control = JobControl()
-    presses = iter([0.8, 1.2, 1.6])
-    start, due = time.monotonic(), [next(presses)]
-
-    def press():
-        if due[0] is not None and time.monotonic() - start > due[0]:
-            control.escalate("Ctrl-C")
-            due[0] = next(presses, None)
-
-    run = launch(script, control=control, on_poll=press)
+    presses = printed(
+        *(each for text in ("up", "no 2", "no 15") for each in (text, lambda: control.escalate("Ctrl-C")))
+    )
+    run = launch(script, control=control, on_poll=presses)
     assert (run.result.exit_code, run.result.signal) == (137, 9)
-    assert run.output() == "no 2\nno 15\n"
+    assert run.output() == "up\nno 2\nno 15\n"
     sent = [record["signal"] for record in run.session.supervisor_records() if record["k"] == "signal"]
     assert sent == ["SIGINT", "SIGTERM", "SIGKILL"]
 
 
-def test_a_signal_to_us_goes_on_to_the_job(launch):
+def test_a_signal_to_us_goes_on_to_the_job(launch, printed):
     script = "import time\nprint('up', flush=True)\ntime.sleep(30)\n"
     before = signal.getsignal(signal.SIGTERM)
-    run = launch(script, on_poll=after(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    run = launch(script, on_poll=printed("up", lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert run.result.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -230,7 +239,7 @@ def test_the_supervisor_outlives_its_starter_and_the_job_is_seen_live(tmp_path, 
         view.poll()
         answers = [record for record in view.events if record["k"] == "answer"]
         assert [record["id"] for record in answers] == [request.id]
-        assert view.ranks[0].state == "done", "it ended by itself when asked"
+        assert view.ranks[0].state == "stopped", "it ended when asked"
         finished = [record for record in view.events if record["k"] == "finished"]
         assert finished[0]["exit_code"] == 130
         assert [(each.rank, each.stream) for each in log_files(view.attempt.path)] == [

@@ -75,6 +75,11 @@ def test_a_rank_that_sits_in_c_leaves_its_stacks_when_it_is_ended(launch):
     (stacks,) = (run.attempt.path / "stacks").iterdir()
     assert stacks.name.startswith("r00000-")
     assert "train.py" in stacks.read_text()
+    (term,) = run.of("term")
+    assert (term["signal"], term["stacks"]) == ("SIGTERM", f"stacks/{stacks.name}")
+    (failure,) = run.of("exception", rank=1)
+    assert failure["t"] < term["t"] < failure["t"] + 30 * 10**9
+    assert [rank.state for rank in run.result.ranks] == ["stopped", "failed"]
 
 
 LOADERS = """
