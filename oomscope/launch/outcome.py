@@ -49,6 +49,9 @@ class RankResult:
     peak_rss_bytes: int | None
     losses: list[float] = field(default_factory=list)
     """One per step that had one, in order."""
+    peak_reserved_low_bytes: int | None = None
+    """Of a simulated peak: what it may be at least and at most, as libraries choose the size of their workspaces."""
+    peak_reserved_high_bytes: int | None = None
     peak_phase: str | None = None
     peak_composition: list[dict[str, Any]] = field(default_factory=list)
     assumed_values: dict[str, Any] = field(default_factory=dict)
@@ -241,6 +244,8 @@ def _rank_result(state: RankState, losses: list[float]) -> RankResult:
         capacity_bytes=state.capacity_bytes,
         peak_rss_bytes=state.peak_rss_bytes,
         losses=losses,
+        peak_reserved_low_bytes=peak.get("peak_reserved_low_bytes"),
+        peak_reserved_high_bytes=peak.get("peak_reserved_high_bytes"),
         peak_phase=phase,
         peak_composition=list(peak.get("composition") or []),
         assumed_values=dict(simulation.get("assumed_values") or {}),

@@ -135,6 +135,13 @@ def spec_of(session: Session, attempt: Attempt, card: Card | None) -> JobSpec:
     )
 
 
+def _chosen_by_libraries(peak: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes by which a simulated peak may be lower and higher, as libraries choose the size of their workspaces."""
+    reserved = int(peak.get("peak_reserved_bytes") or 0)
+    low, high = (peak.get(f"peak_reserved_{end}_bytes") for end in ("low", "high"))
+    return (0 if low is None else reserved - int(low)), (0 if high is None else int(high) - reserved)
+
+
 def _decisive_rank(attempt: Attempt) -> tuple[int] | None:
     """The rank on which predictions are made: the first that failed, else the fullest; None when none is known."""
     result = attempt.result() or {}
@@ -343,7 +350,8 @@ class _Prediction:
         assumed = bool(set(raw.last("simulated").get("assumed_values") or ()) - _HARMLESS)
         ends = int(span.low_bytes * self.scale), int(span.high_bytes * self.scale)
         unseen = self.facts.batch_varies and raw.steps >= self.steps
-        workspace = int(raw.last("simulated").get("convolution_workspace_bound_bytes") or 0)
+        below, workspace = _chosen_by_libraries(raw.last("peak"))
+        ends = max(0, ends[0] - int(below * self.scale)), ends[1]
         low, high = interval(*ends, self.facts, assumed=assumed, unseen=unseen, workspace_bytes=workspace)
         known_high = interval(*ends, self.facts, assumed=assumed, workspace_bytes=workspace)[1]
         peak = raw.last("peak")

@@ -77,6 +77,13 @@ def alive_at(tracker: Tracker, peak: Peak) -> Iterable[Allocation]:
     yield from peak.died_since
 
 
+def unknown_bytes(tracker: Tracker, index: int) -> tuple[int, int]:
+    """By how much the peak of card `index` may be lower and higher, because libraries choose sizes of their own."""
+    peak = tracker.peaks.get(index)
+    ranges = [] if peak is None else [each.unknown for each in alive_at(tracker, peak)]
+    return sum(each[0] for each in ranges), sum(each[1] for each in ranges)
+
+
 def compose(tracker: Tracker, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The peak of card `index` as [{"category", "bytes"}] and [{"module", "bytes"}], largest first."""
     for optimizer in list(tracker.optimizers):

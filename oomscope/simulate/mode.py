@@ -22,7 +22,7 @@ from . import accumulate
 from .device import Device
 from .fallback import run_on_host
 from .infer import Inference
-from .ops import attention, native, recurrent, shapes, transfers, workspaces  # noqa: F401  # they register kernels
+from .ops import attention, native, networks, recurrent, shapes, transfers, workspaces  # noqa: F401  # they register kernels
 from .ops.registry import Info
 from .tracker import Tracker
 from .values import Values
@@ -80,6 +80,8 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         self.attention: dict[int, int] = {}
         self.convolution_bound = 0
         self.convolution_factor = 0.0
+        self.cudnn_enabled = True
+        """`torch.backends.cudnn.enabled`"""
         self.compiled = 0
         """How often the script asked for compilation, which is not done."""
         self.streams: Any = None
@@ -94,6 +96,7 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         }
         attention.install(self)
         native.install(self)
+        networks.install(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

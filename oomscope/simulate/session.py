@@ -17,7 +17,7 @@ from ..protocol import layout
 from ..protocol.env import SIMULATED_RANK, simulated_rank
 from . import compiler, extensions, guard
 from .cards import Card, resolve
-from .composition import compose
+from .composition import compose, unknown_bytes
 from .device import Device
 from .ending import end_before_static_destructors, let_device_threads_finish
 from .frames import StackTable
@@ -102,12 +102,16 @@ class Session:
         peaks = self.tracker.peaks
         index = max(peaks, key=lambda each: peaks[each].bytes, default=0)
         composition, modules = compose(self.tracker, index)
+        below, above = unknown_bytes(self.tracker, index)
+        reserved = peaks[index].reserved if index in peaks else 0
         step, phase = (None, None) if index not in peaks else peaks[index].where
         return {
             "k": "peak",
             "device": index,
             "peak_allocated_bytes": peaks[index].bytes if index in peaks else 0,
-            "peak_reserved_bytes": peaks[index].reserved if index in peaks else 0,
+            "peak_reserved_bytes": reserved,
+            "peak_reserved_low_bytes": reserved - below,
+            "peak_reserved_high_bytes": reserved + above + self.mode.convolution_bound,
             "capacity_bytes": self.device.capacity_bytes,
             "step": step,
             "phase": phase or (peaks[index].phase if index in peaks else None),

@@ -39,6 +39,7 @@ class Allocation:
         "module",
         "phase",
         "size",
+        "unknown",
     )
 
     def __init__(self, block: Any, device: int) -> None:
@@ -49,6 +50,8 @@ class Allocation:
         self.birth = 0
         self.born_epoch = 0
         self.died_epoch = -1
+        self.unknown = (0, 0)
+        """Bytes by which the real block may be smaller and larger, where a library decides."""
         self.category: str | None = None
         """Set when it is known what the memory is for; see `composition.category_of` for the rest."""
         self.phase = "init"

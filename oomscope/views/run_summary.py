@@ -20,6 +20,8 @@ _RANK_KEYS = (
     "steps",
     "peak_allocated_bytes",
     "peak_reserved_bytes",
+    "peak_reserved_low_bytes",
+    "peak_reserved_high_bytes",
     "capacity_bytes",
     "peak_rss_bytes",
     "peak_phase",

@@ -134,3 +134,30 @@ def test_pipeline_stage_alone_says_which_rank_is_missing(simulate: Any) -> None:
     run = simulate("pipeline.py", options=("--world-size", "2", "--rank", "1"))
     assert run.exit_code == 1
     assert "rank 1 waits for an object from rank 0, which is not simulated" in run.stderr
+
+
+def test_sizes_that_libraries_choose_make_an_interval(simulate_text: Any) -> None:
+    text = """
+import sys
+import torch
+kind = sys.argv[1]
+if kind == "convolution":
+    layer, source = torch.nn.Conv2d(16, 16, 3).cuda(), torch.randn(8, 16, 64, 64, device="cuda")
+elif kind == "recurrent":
+    layer, source = torch.nn.GRU(64, 256).cuda(), torch.randn(100, 32, 64, device="cuda")
+else:
+    layer, source = torch.nn.Linear(64, 64).cuda(), torch.randn(32, 64, device="cuda")
+out = layer(source)
+(out[0] if isinstance(out, tuple) else out).sum().backward()
+"""
+    peaks = {kind: simulate_text(text, kind).peak for kind in ("linear", "convolution", "recurrent")}
+    spans = {
+        kind: (peak["peak_reserved_bytes"] - peak["peak_reserved_low_bytes"],
+               peak["peak_reserved_high_bytes"] - peak["peak_reserved_bytes"])
+        for kind, peak in peaks.items()
+    }  # fmt: skip
+    assert spans["linear"] == (0, 0)
+    unfolded = 8 * 16 * 9 * 62 * 62 * 4
+    assert spans["convolution"] == (0, unfolded)
+    reserve = 100 * 32 * 256 * 6 * 4
+    assert spans["recurrent"] == (reserve // 4, reserve // 2)

@@ -81,7 +81,7 @@ def interval(
         facts: what the model is made of.
         assumed: whether values that decide about memory had to be assumed.
         unseen: whether batches differ in size and the run was ended before the script's own end.
-        workspace_bytes: upper bound of what a convolution may take beside its tensors; the simulation counts none.
+        workspace_bytes: upper bound of what libraries may take beside what was simulated.
     """
     below, above = _ERROR["convolution" if facts.has_convolution else "plain"]
     if assumed:

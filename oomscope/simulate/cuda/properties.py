@@ -53,6 +53,7 @@ def install(mode: Any) -> None:
     _initialization(mode)
     _random(mode)
     _build()
+    _cudnn(mode)
     for name, dtype in _LEGACY_TYPES.items():
         setattr(torch.cuda, f"{name}Tensor", _legacy_constructor(dtype))
 
@@ -175,15 +176,32 @@ def _random(mode: Any) -> None:
 def _build() -> None:
     """A build with CUDA: version, cuDNN, NCCL."""
     torch.version.cuda = torch.version.cuda or "12.8"
-    if getattr(torch._C, "_has_cuda", False):
-        torch._C._set_cudnn_enabled(False)  # its functions for recurrent networks ask for a driver
     torch.backends.cuda.is_built = lambda: True
-    torch.backends.cudnn.is_available = lambda: True
-    torch.backends.cudnn.version = lambda: 91002
     from torch.cuda import nccl
 
     nccl.version = lambda: (2, 27, 3)
     nccl.is_available = lambda *_args: True
+
+
+def _cudnn(mode: Any) -> None:
+    """Say that cuDNN is there, and can be switched off; torch's own code must not call it, as it asks for a driver."""
+    cudnn: Any = torch.backends.cudnn
+    if getattr(torch._C, "_has_cuda", False):
+        torch._C._set_cudnn_enabled(False)
+
+    def enable(enabled: bool) -> None:
+        mode.cudnn_enabled = bool(enabled)
+
+    torch._C._get_cudnn_enabled = lambda: mode.cudnn_enabled
+    torch._C._set_cudnn_enabled = enable
+    kind: Any = type(cudnn)
+    kind.enabled = torch.backends.ContextProp(torch._C._get_cudnn_enabled, enable)
+    cudnn.is_available = lambda: True
+    cudnn.version = lambda: 91002
+    cudnn.is_acceptable = lambda tensor: mode.cudnn_enabled and tensor.device.type == "cuda"
+    torch._use_cudnn_rnn_flatten_weight = lambda: (
+        False
+    )  # parameters stay where they are; the bytes are the same
 
 
 def _legacy_constructor(dtype: Any) -> Any:

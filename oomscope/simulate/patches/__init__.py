@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compiling, data, engine, files, loading, modules, nested, profiling, text
+from . import compiling, data, engine, files, loading, losses, modules, nested, profiling, text
 
 
 def install(mode: Any) -> None:
@@ -15,6 +15,7 @@ def install(mode: Any) -> None:
     text.install(mode)
     files.install(mode)
     loading.install(mode)
+    losses.install(mode)
     compiling.install(mode)
     nested.install(mode)
     profiling.install(mode)
