@@ -51,6 +51,7 @@ INSTALLERS: dict[str, Install] = {
     "fsdp2": sharding.install,
     "hf-arguments": frameworks.install_hf_arguments,
     "lightning-arguments": frameworks.install_lightning_arguments,
+    "deepspeed-config": frameworks.install_deepspeed_config,
     "microbatch-exact": chunked.install,
     "observe": observe.install,
     "fingerprint": fingerprint.install,

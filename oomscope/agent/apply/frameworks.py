@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
 import math
+import os
 from typing import Any
 
 from .runtime import APPLIED, REFUSED, Runtime
@@ -72,3 +75,80 @@ def install_lightning_arguments(runtime: Runtime, options: dict[str, Any]) -> No
     for name in _LIGHTNING:
         runtime.imports.when(name, patch)
     runtime.patches.call(runtime.imports.remove)
+
+
+def install_deepspeed_config(runtime: Runtime, options: dict[str, Any]) -> None:
+    """Another ZeRO stage, or offload, in the configuration that the script gives to `deepspeed.initialize`.
+
+    Args:
+        runtime: hooks and reporting.
+        options: `stage` (1 to 3: at least that stage), `offload` ("optimizer", "param").
+    """
+    fix = "deepspeed-config"
+
+    def patch(module: Any) -> None:
+        original = module.initialize
+
+        @functools.wraps(original)
+        def initialize(args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+            given = (
+                kwargs.get("config") or kwargs.get("config_params") or getattr(args, "deepspeed_config", None)
+            )
+            config = _deepspeed_config(given)
+            if config is None or len(rest) >= _DEEPSPEED_CONFIG_POSITION:
+                runtime.report(fix, REFUSED, "the configuration is in no form that is understood")
+                return original(args, *rest, **kwargs)
+            told = _with_zero(config, int(options.get("stage", 0)), tuple(options.get("offload") or ()))
+            runtime.report(fix, APPLIED if told else REFUSED, told or f"already active: {_zero_of(config)}")
+            if not told:
+                return original(args, *rest, **kwargs)
+            kwargs.pop("config_params", None)
+            if getattr(args, "deepspeed_config", None) is not None:
+                args = copy.copy(args)
+                args.deepspeed_config = None
+            return original(args, *rest, **{**kwargs, "config": config})
+
+        runtime.patches.attr(module, "initialize", initialize)
+
+    runtime.imports.when("deepspeed", patch)
+    runtime.patches.call(runtime.imports.remove)
+    runtime.settle(
+        lambda: (
+            None
+            if runtime.state(fix)
+            else runtime.report(fix, REFUSED, "deepspeed.initialize was not called")
+        )
+    )
+
+
+#: Place of `config` among the positional arguments of `deepspeed.initialize`, `args` not counted (0.19).
+_DEEPSPEED_CONFIG_POSITION = 10
+
+
+def _deepspeed_config(given: Any) -> dict[str, Any] | None:
+    """A copy of a configuration that is a dictionary or the path of a JSON file."""
+    if isinstance(given, dict):
+        return copy.deepcopy(given)
+    if isinstance(given, (str, os.PathLike)) and os.path.isfile(given):
+        with open(given, encoding="utf-8") as file:
+            loaded = json.load(file)
+        return loaded if isinstance(loaded, dict) else None
+    return None
+
+
+def _zero_of(config: dict[str, Any]) -> str:
+    zero = config.get("zero_optimization") or {}
+    offloads = [f"offload_{name}" for name in ("optimizer", "param") if zero.get(f"offload_{name}")]
+    return " with ".join([f"ZeRO stage {zero.get('stage', 0)}", *offloads])
+
+
+def _with_zero(config: dict[str, Any], stage: int, offload: tuple[str, ...]) -> str:
+    """Change `config` in place and say what it is now; empty when all of it was there."""
+    zero = config.setdefault("zero_optimization", {})
+    before = copy.deepcopy(zero)
+    present = zero.get("stage", 0)
+    zero["stage"] = max(stage, present if isinstance(present, int) else 0)
+    for name in offload:
+        if not zero.get(f"offload_{name}"):
+            zero[f"offload_{name}"] = {"device": "cpu"}
+    return "" if zero == before else _zero_of(config)

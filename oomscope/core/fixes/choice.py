@@ -28,7 +28,7 @@ def choose(predictions: Mapping[str, Any], allowed: Risk, active: Collection[str
     risks = {fix["id"]: Risk(fix["risk"]) for fix in predictions["fixes"]}
     plans = _that_fit(predictions)
     if not plans:
-        return Choice(why_none=predictions.get("outlook") or "no fix is predicted to make the job fit")
+        return Choice(why_none="no fix is predicted to make the job fit")
     permitted = [plan for plan in plans if all(risks[each].rank <= allowed.rank for each in plan)]
     if not permitted:
         risky = [each for each in plans[0] if risks[each].rank > allowed.rank]

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from oomscope.core.fixes import Applicable, Fix, How, JobFacts, Plan, Risk
-from oomscope.core.fixes.model import Band, no, yes
+from oomscope.core.fixes.model import Band, no, no_band, yes
 
 OFFLOADS = ("optimizer", "param")
 
@@ -90,43 +90,59 @@ def _stage3_band(facts: JobFacts) -> Band | None:
     return Band(int(0.7 * saved), saved, "states of the other ranks, if the script ran without ZeRO")
 
 
-def _plan(words: str) -> Plan:
+def _plan(words: str, **options: Any) -> Plan:
     return Plan(
+        runtime={"deepspeed-config": options},
         steps=(
-            f"python -m oomscope_deepspeed ds_config.json {words} > ds_config_new.json, then pass that file",
-        )
+            f"deepspeed.initialize(config=…) as from python -m oomscope_deepspeed ds_config.json {words}",
+        ),
     )
 
 
+#: Fixes for plain scripts that spread or keep the same states in other ways.
+_OTHERS = frozenset({"fsdp2", "zero1", "bucket-view", "optim-in-bwd", "optim-8bit"})
+
 FIXES = (
+    Fix(
+        id="deepspeed-stage2",
+        title="DeepSpeed ZeRO stage 2",
+        effort_s=600,
+        risk=Risk.TOPOLOGY,
+        how=(How.RUNTIME, How.LAUNCHER),
+        time_factor=1.1,
+        conflicts=_OTHERS | {"deepspeed-stage3", "deepspeed-offload"},
+        test=_several,
+        band=no_band,
+        make=lambda facts: _plan("--stage 2", stage=2),
+        verify="losses are equal",
+        undo="pass the old configuration",
+    ),
     Fix(
         id="deepspeed-stage3",
         title="DeepSpeed ZeRO stage 3",
         effort_s=1800,
         risk=Risk.TOPOLOGY,
-        how=(How.LAUNCHER,),
+        how=(How.RUNTIME, How.LAUNCHER),
         time_factor=1.3,
+        conflicts=_OTHERS | {"deepspeed-stage2", "deepspeed-offload"},
         test=_several,
         band=_stage3_band,
-        make=lambda facts: _plan("--stage 3"),
+        make=lambda facts: _plan("--stage 3", stage=3),
         verify="losses are equal",
         undo="pass the old configuration",
-        runs=False,
-        advice=True,
     ),
     Fix(
         id="deepspeed-offload",
         title="DeepSpeed: optimizer state in host memory",
         effort_s=1800,
         risk=Risk.TOPOLOGY,
-        how=(How.LAUNCHER,),
+        how=(How.RUNTIME, How.LAUNCHER),
         time_factor=2.5,
+        conflicts=_OTHERS | {"deepspeed-stage2", "deepspeed-stage3"},
         test=_uses,
-        band=lambda facts: None,
-        make=lambda facts: _plan("--stage 2 --offload optimizer"),
+        band=no_band,
+        make=lambda facts: _plan("--stage 2 --offload optimizer", stage=2, offload=["optimizer"]),
         verify="losses are equal; host memory grows by 16 bytes a parameter",
         undo="pass the old configuration",
-        runs=False,
-        advice=True,
     ),
 )
