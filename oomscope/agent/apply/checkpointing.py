@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ def install(runtime: Runtime, options: dict[str, Any], fix: str = "ckpt") -> Non
             recomputing).
         fix: the id under which the result is reported.
     """
+    if options.get("selective") and not hasattr(torch_checkpoint, "create_selective_checkpoint_contexts"):
+        runtime.report(
+            fix, REFUSED, f"selective checkpointing comes with torch 2.5; this is torch {torch.__version__}"
+        )
+        return
     _Checkpointing(runtime, options, fix).start()
 
 
@@ -155,8 +161,21 @@ def _inside_checkpoint() -> bool:
 
     Only non-reentrant checkpoints have one; a reentrant one runs its first pass without a graph, which is seen before.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None:  # torch < 2.6
+        return _has_caller(torch_checkpoint.__file__, "checkpoint")
+    hooks = top(False)
     return hooks is not None and getattr(hooks[0], "__module__", "") == torch_checkpoint.__name__
+
+
+def _has_caller(file: str, function: str) -> bool:
+    """Whether `function` of `file` is among the callers."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _offloading_forward(plain: Callable[..., Any]) -> Callable[..., Any]:

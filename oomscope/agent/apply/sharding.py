@@ -29,6 +29,11 @@ def install(runtime: Runtime, options: dict[str, Any]) -> None:
         options: `reshard` (free the gathered parameters of a block after its forward; default true),
             `cpu_offload`.
     """
+    from torch.distributed import fsdp
+
+    if not hasattr(fsdp, "fully_shard"):
+        runtime.report(FIX, REFUSED, f"fully_shard comes with torch 2.6; this is torch {torch.__version__}")
+        return
     _Sharding(runtime, options).start()
 
 

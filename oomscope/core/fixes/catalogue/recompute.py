@@ -17,6 +17,8 @@ from oomscope.core.fixes.model import (
     yes,
 )
 
+#: The release with `create_selective_checkpoint_contexts`.
+_FIRST_SELECTIVE = (2, 5)
 _FAMILY = frozenset({"ckpt", "ckpt-selective", "ckpt-half", "offload-activations", "knob-ckpt"})
 
 
@@ -32,6 +34,8 @@ def _blocks(facts: JobFacts) -> Applicable:
 
 
 def _selective(facts: JobFacts) -> Applicable:
+    if (0, 0) < facts.torch_version < _FIRST_SELECTIVE:
+        return no("torch.utils.checkpoint is selective from torch 2.5 on")
     if facts.compiled:
         return no("torch.compile chooses what to keep by itself; set activation_memory_budget instead")
     return _blocks(facts)

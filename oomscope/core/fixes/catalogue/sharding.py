@@ -7,6 +7,8 @@ from oomscope.core.fixes.model import Applicable, Band, Fix, How, JobFacts, Plan
 #: Sharding is worth its communication when what it spreads is at least this share of the peak (DIAGNOSIS:
 #: advice 3).
 _STATIC_SHARE = 0.5
+#: Before, `fully_shard` was a prototype in another module.
+_FIRST_FULLY_SHARD = (2, 6)
 
 
 def _ranks(facts: JobFacts) -> Applicable | None:
@@ -51,6 +53,8 @@ def _fsdp2(facts: JobFacts) -> Applicable:
     other = _ranks(facts)
     if other is not None:
         return other
+    if (0, 0) < facts.torch_version < _FIRST_FULLY_SHARD:
+        return no("torch.distributed.fsdp.fully_shard comes with torch 2.6")
     if not facts.ddp:
         return no("the model is not wrapped in DistributedDataParallel: there is no place to shard it at")
     static, peak = facts.static_bytes, facts.peak_allocated_bytes

@@ -11,7 +11,7 @@ from models import Block, TinyGPT, next_token_loss, train_gpt
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from oomscope.agent.apply import INSTALLERS, apply
+from oomscope.agent.apply import INSTALLERS, apply, checkpointing
 from oomscope.agent.apply.blocks import find_block_groups
 
 
@@ -203,10 +203,41 @@ def test_the_cost_of_the_wrapper_for_an_inner_call_and_after_undo():
             return x
 
     root, x = Root(), torch.zeros(1)
-    best = lambda: min(timeit.repeat(lambda: root(x), timer=time.thread_time, number=3, repeat=15)) / 3000 * 1e6  # noqa: E731
+    best = lambda: (
+        min(timeit.repeat(lambda: root(x), timer=time.thread_time, number=3, repeat=15)) / 3000 * 1e6
+    )  # noqa: E731
     plain = best()
     runtime = apply({"fixes": [{"id": "amp-bf16"}]}, lambda record: None)
     wrapped = best()
     runtime.undo()
     assert wrapped - plain <= 0.3 * 3
     assert best() - plain <= 0.1 * 3
+
+
+def test_a_checkpoint_of_the_script_is_seen_without_torchs_newest_hooks(monkeypatch):
+    """torch < 2.6 does not tell whose hooks take saved tensors: the callers do."""
+    monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
+    seen = []
+
+    def block(x):
+        seen.append(checkpointing._inside_checkpoint())
+        return x * 2
+
+    checkpoint(block, torch.ones(1, requires_grad=True), use_reentrant=False)
+    assert not checkpointing._inside_checkpoint()
+    assert seen == [True]
+
+
+def test_what_an_older_torch_does_not_have_is_refused(records, monkeypatch):
+    from torch.distributed import fsdp
+    from torch.utils import checkpoint as torch_checkpoint
+
+    monkeypatch.delattr(torch_checkpoint, "create_selective_checkpoint_contexts")
+    monkeypatch.delattr(fsdp, "fully_shard")
+    runtime = apply({"fixes": [{"id": "ckpt-selective"}, {"id": "fsdp2"}]}, records.append)
+    try:
+        assert "comes with torch 2.5" in last_state(records, "ckpt-selective")[1]
+        assert "comes with torch 2.6" in last_state(records, "fsdp2")[1]
+        assert {last_state(records, fix)[0] for fix in ("ckpt-selective", "fsdp2")} == {"refused"}
+    finally:
+        runtime.undo()

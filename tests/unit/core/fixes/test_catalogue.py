@@ -68,7 +68,9 @@ ACTIVE = [
     ({"logits_bytes": GIB // 10}, ("fused-ce",)),
     ({"eval_with_grad": 0}, ("eval-no-grad",)),
     ({"rules": ("oom.graph_accumulation",)}, ("load-cpu",)),
-    ({"torch_version": (2, 0)}, ("sdpa",)),
+    ({"torch_version": (2, 0)}, ("sdpa", "fsdp2")),
+    ({"torch_version": (2, 5)}, ("fsdp2",)),
+    ({"torch_version": (2, 4)}, ("ckpt-selective",)),
 ]
 
 
