@@ -18,6 +18,7 @@ from ..protocol.records import Identity
 from . import exceptions, guard, identity
 from .dynamo import keep_out
 from .guard import guarded
+from .holders import HolderProbe
 from .introduction import hello
 from .nodes import has_other_nodes, introduce
 from .patching import AfterImport, Patches
@@ -74,6 +75,14 @@ class Agent:
             stop_after=config.get("steps"),
             simulated=self.is_simulated,
         )
+        self.holders = HolderProbe(
+            torch,
+            self.emit,
+            own_folder=self._own,
+            always=bool(config.get("detail")),
+            host_counts=not self.is_simulated,
+        )
+        self.steps.holders = self.holders
         self.recorder = Recorder(
             torch,
             config,

@@ -18,6 +18,7 @@ from .readings import DeviceMemory, HostMemory
 from .stop import StopTraining
 
 if TYPE_CHECKING:
+    from .holders import HolderProbe
     from .phases import ModuleProbe
 
 
@@ -78,6 +79,7 @@ class StepProbe:
     ) -> None:
         self.progress = progress
         self.modules: ModuleProbe | None = None
+        self.holders: HolderProbe | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._window: weakref.WeakSet[Any] = weakref.WeakSet()
         self.loss = LossReader(torch, simulated)
@@ -249,6 +251,8 @@ class StepProbe:
         )
         if self.modules is not None:
             self.modules.finish_step(progress.step)
+        if self.holders is not None:
+            self.holders.after_step(progress.step, low, rss)
         self._last_ns = now
         self._low = None
         progress.micro_step = 0

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from oomscope.core.diagnosis.evidence import ExceptionFact, ModelFact, OomFact, RankFact, StepRow
+from oomscope.core.diagnosis.evidence import (
+    ExceptionFact,
+    HolderFact,
+    ModelFact,
+    OomFact,
+    RankFact,
+    StepRow,
+    Where,
+)
 from oomscope.core.diagnosis.message import Frame
 
 Record = Mapping[str, Any]
@@ -120,6 +128,29 @@ def composition(record: Record) -> tuple[tuple[str, int], ...]:
             name = str(row.get("category"))
             totals[name] = totals.get(name, 0) + row["bytes"]
     return tuple(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def holder_facts(records: Iterable[Record]) -> tuple[HolderFact, ...]:
+    """The last word on each growing variable, most bytes per step first; `where` is its function's line."""
+    found: dict[tuple[str, str], HolderFact] = {}
+    for record in records:
+        path, scope = word(record.get("path")), word(record.get("scope"))
+        if record.get("k") != "holder" or path is None or scope is None:
+            continue
+        per_step, line = record.get("count_per_step"), integer(record.get("line")) or 0
+        file = word(record.get("file"))
+        found[path, scope] = HolderFact(
+            path=path,
+            scope=scope,
+            owner=word(record.get("owner")) or "",
+            item=word(record.get("item")) or "",
+            count=integer(record.get("count")) or 0,
+            per_step=float(per_step) if isinstance(per_step, (int, float)) else 0.0,
+            bytes_per_step=integer(record.get("bytes_per_step")) or 0,
+            has_graph=bool(record.get("has_graph")),
+            where=Where(file, line, scope.rpartition(" of ")[2]) if file else None,
+        )
+    return tuple(sorted(found.values(), key=lambda fact: -fact.bytes_per_step))
 
 
 def last(records: Iterable[Record], kind: str) -> Record | None:

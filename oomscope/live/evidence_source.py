@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oomscope.core.diagnosis.evidence import LintFact, Signal, Where
+from oomscope.core.diagnosis.evidence import HolderFact, LintFact, Signal, Where
 from oomscope.core.diagnosis.message import is_user_file
 from oomscope.core.lint import features, lint
+from oomscope.core.lint.additions import additions
 
 MAX_SOURCE_BYTES = 4 << 20
 MAX_FILES = 12
@@ -43,6 +45,19 @@ def read_source(path: Path) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
         return None
+
+
+def adding_line(holder: HolderFact) -> HolderFact:
+    """`holder` with the line that adds to it, where its file is at hand and has one."""
+    if holder.where is None:
+        return holder
+    path = Path(holder.where.file)
+    text = read_source(path)
+    lines = additions(text, holder.path) if text is not None else []
+    if not lines:
+        return holder
+    first = lines[0]
+    return replace(holder, where=Where(str(path), first.line, first.function, first.source))
 
 
 def inspect(script: Path | None, files: Iterable[str]) -> tuple[tuple[LintFact, ...], tuple[Signal, ...]]:

@@ -34,11 +34,27 @@ ALARM = "alarm"
 DUMP = "dump"
 CHECKPOINT = "checkpoint"
 CHILD = "child"
+HOLDER = "holder"
 
 #: Kinds that are written by the thread that made them, at once: the process may not live until the next
 #: flush.
 CRITICAL = frozenset(
-    {HELLO, OOM, EXCEPTION, SNAPSHOT, PEAK, SIMULATED, MODEL, FIX, ALARM, DUMP, TERM, BYE, AGENT_ERROR}
+    {
+        HELLO,
+        OOM,
+        EXCEPTION,
+        SNAPSHOT,
+        PEAK,
+        SIMULATED,
+        MODEL,
+        FIX,
+        HOLDER,
+        ALARM,
+        DUMP,
+        TERM,
+        BYE,
+        AGENT_ERROR,
+    }
 )
 
 #: Phases of a training step, in PyTorch's own words.

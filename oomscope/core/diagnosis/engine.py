@@ -13,10 +13,13 @@ from oomscope.core.diagnosis.flow import PARENTS, TEXTS, walk
 from oomscope.core.diagnosis.model import LIKELY, Answer, Diagnosis, Finding, Rule, Undecided, Verdict
 from oomscope.core.diagnosis.rules import BUILT_IN
 from oomscope.core.diagnosis.rules.tools import (
+    HOLDER,
+    NATIVE,
     NUMBERS,
     RUN,
     facts,
     group_fact,
+    host_growth,
     shortfall_fact,
     trend_fact,
 )
@@ -91,7 +94,7 @@ def _is_measured(e: Evidence) -> bool:
 
 def _complains(evidence: Evidence) -> bool:
     """Somebody describes a memory problem in words."""
-    grows = evidence.trend is not None and evidence.trend.is_leak
+    grows = (evidence.trend is not None and evidence.trend.is_leak) or host_growth(evidence) is not None
     said = (s for s in evidence.signals if s.source not in ("traceback", "source code", "snapshot"))
     return grows or any(signal.name.startswith(("says:", "phase:")) for signal in said)
 
@@ -112,14 +115,22 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
     known: list[Fact] = []
     if evidence.arithmetic is not None:
         known = [Fact(MEANING[tag], "message") for tag in evidence.arithmetic.tags]
+    grows = host_growth(evidence) if not evidence.failed else None
+    if grows is not None:
+        ranked = [HOLDER, NATIVE]
     known += facts(
         evidence.host_kill,
+        grows,
         shortfall_fact(evidence),
         trend_fact(evidence),
         *map(group_fact, evidence.live[:2]),
     )
     names = " or ".join(v.rule.cause for v in weak[:2])
     explanation = "What is known does not single out one cause."
+    if grows is not None:
+        explanation = (
+            "Host memory grows from step to step. No variable of the script was seen to hold what grows."
+        )
     if given:
         explanation = "With your answers nothing that was recorded singles out a cause."
     if evidence.host_kill is not None:

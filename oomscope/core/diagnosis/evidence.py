@@ -18,6 +18,7 @@ from oomscope.core.diagnosis.facts import (
     Fact,
     FixOutcome,
     GrowthGroup,
+    HolderFact,
     HostFact,
     LintFact,
     LiveGroup,
@@ -42,6 +43,7 @@ __all__ = [
     "Fact",
     "FixOutcome",
     "GrowthGroup",
+    "HolderFact",
     "HostFact",
     "LintFact",
     "LiveGroup",
@@ -85,6 +87,8 @@ class Evidence:
     allocator: AllocatorFact | None = None
     live: tuple[LiveGroup, ...] = ()
     growth: GrowthGroup | None = None
+    holders: tuple[HolderFact, ...] = ()
+    """Variables that hold more at every look, those with most bytes per step first."""
     composition: tuple[tuple[str, int], ...] = ()
     """(category, bytes) at the peak."""
     lint: tuple[LintFact, ...] = ()

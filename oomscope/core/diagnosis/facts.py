@@ -199,6 +199,27 @@ class GrowthGroup:
 
 
 @dataclass(frozen=True)
+class HolderFact:
+    """A variable that holds more at every look: the container, or the tensor whose graph gets longer."""
+
+    path: str
+    """As the script would write it: "losses", "self.cache"."""
+    scope: str
+    """"local of train", "global of train.py"."""
+    owner: str
+    """Type of the container, or "Tensor"."""
+    item: str
+    """What is added: "64x10 float32 tensor on cuda"."""
+    count: int
+    per_step: float
+    """Items, or nodes of the graph, that are added per step."""
+    bytes_per_step: int
+    has_graph: bool
+    where: Where | None = None
+    """The line that adds to it, or of the function that holds it."""
+
+
+@dataclass(frozen=True)
 class WhatIf:
     """The recorded allocations again, under other settings, on the same card. Bytes."""
 

@@ -85,7 +85,9 @@ def _varied_inputs(e: Evidence) -> Fact | None:
 
 
 def _same_iteration(e: Evidence) -> Reply:
-    trend = e.trend
+    trend, host = e.trend, tools.host_growth(e)
+    if host is not None and (trend is None or not trend.is_leak):
+        return "yes", (host,), ()
     if trend is not None and trend.kind != "unclear":
         answer = "yes" if trend.is_leak else "no"
         return answer, tools.facts(tools.trend_fact(e)), ()
@@ -137,6 +139,9 @@ def _host(e: Evidence) -> Reply:
         return "yes", (Fact(f"a process ended with {killed[0]}", "exit code", killed[0]),), ()
     if e.oom is not None:
         return "no", (Fact("the device's allocator reported it", "allocator"),), ()
+    grows = tools.host_growth(e)
+    if grows is not None:
+        return "yes", (grows,), ()
     said = e.signal("says:host")
     if said is not None:
         return "yes", (tools.heard(said),), ()

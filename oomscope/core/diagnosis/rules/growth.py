@@ -46,14 +46,9 @@ def _graph(e: Evidence) -> Answer:
     lint = e.lint_of(*GRAPH_LINT)
     if _is_growing(e):
         return _graph_measured(e, lint)
-    host = e.rss_trend is not None and e.rss_trend.is_leak
-    if host and lint is not None:
-        return Finding(
-            0.8,
-            "The process's own memory grows from step to step, and the script keeps tensors together with their graph.",
-            t.facts(_lint_fact(lint)),
-            where=lint.where,
-        )
+    on_host = _graph_on_host(e, lint)
+    if on_host is not None:
+        return on_host
     said = e.signal("says:keeps_graph")
     growing = e.signal("says:growing")
     if said is not None:
@@ -75,32 +70,75 @@ def _graph(e: Evidence) -> Answer:
     return Undecided((t.SERIES, t.SNAPSHOT))
 
 
+def _graph_on_host(e: Evidence, lint: LintFact | None) -> Finding | None:
+    """The process's own memory grows, and something keeps graphs; their nodes lie in host memory."""
+    host, kept = t.host_growth(e), t.holder(e, graph=True)
+    if host is not None and kept is not None:
+        return Finding(
+            0.92 if lint else 0.88,
+            f"The process's own memory grows from step to step: `{kept.path}` keeps tensors together with their graph.",
+            t.facts(host, t.holder_fact(kept), _lint_fact(lint), _host_eta(e)),
+            where=lint.where if lint else kept.where,
+        )
+    if e.rss_trend is not None and e.rss_trend.is_leak and lint is not None:
+        return Finding(
+            0.8,
+            "The process's own memory grows from step to step, and the script keeps tensors together with their graph.",
+            t.facts(host, _lint_fact(lint)),
+            where=lint.where,
+        )
+    return None
+
+
+def _host_eta(e: Evidence) -> Fact | None:
+    """When the machine's memory is used up at this rate."""
+    left = e.host.memory_available if e.host is not None else None
+    if e.rss_trend is None or left is None or e.rss_trend.slope <= 0 or e.failed:
+        return None
+    steps = left / e.rss_trend.slope
+    return Fact(
+        f"at this rate the machine's free memory lasts about {steps:,.0f} steps", "steps", round(steps)
+    )
+
+
 def _graph_measured(e: Evidence, lint: LintFact | None) -> Answer:
-    growth = e.growth
-    graph = _looks_like_graph(e)
+    growth, kept = e.growth, t.holder(e, graph=True)
+    graph = _looks_like_graph(e) or kept is not None
     evidence = t.facts(
         t.trend_fact(e),
+        t.holder_fact(kept) if kept else None,
         t.growth_fact(growth) if growth else None,
         Fact(
             f"{growth.stacks} different lines of forward left survivors: saved tensors of graphs",
             "snapshot",
             growth.stacks,
         )
-        if growth and graph
+        if growth and _looks_like_graph(e)
         else None,
         *(_lint_fact(each) for each in e.lint if each.rule in GRAPH_LINT[:3]),
         *_eta(e),
     )
     if growth is not None and not graph and lint is None:
         return Excluded((*evidence, Fact("the survivors come from one line: no graph", "snapshot")))
-    where = lint.where if lint else (growth.caller or growth.where if growth else None)
-    confidence = 0.96 if graph and lint else 0.88 if graph else 0.8 if lint else 0.45
+    if kept is None and lint is None and not graph and t.holder(e, graph=False) is not None:
+        return Excluded((*evidence, Fact("what grows keeps no graph", "holder")))
+    where = (
+        lint.where if lint else kept.where if kept else (growth.caller or growth.where if growth else None)
+    )
+    confidence = 0.96 if graph and lint else 0.9 if kept else 0.88 if graph else 0.8 if lint else 0.45
+    keeper = ""
+    if lint is not None or kept is not None:
+        keeper = (
+            f" The script keeps them at {lint.where.place}."
+            if lint
+            else f" `{kept.path if kept else ''}` keeps them."
+        )
     return Finding(
         confidence,
         "Each step leaves tensors behind that still hold their autograd graph, and with it the activations saved for "
-        "backward." + (f" The script keeps them at {lint.where.place}." if lint else ""),
+        "backward." + keeper,
         evidence,
-        () if growth else (t.SNAPSHOT,),
+        () if growth or kept else (t.SNAPSHOT,),
         where=where,
     )
 
@@ -121,17 +159,36 @@ def _lint_fact(lint: LintFact | None) -> Fact | None:
 
 
 def _container(e: Evidence) -> Answer:
+    host, kept = t.host_growth(e), t.holder(e, graph=False)
+    lint = e.lint_of(*CONTAINER_LINT)
+    if host is not None and kept is not None and not _is_growing(e):
+        return Finding(
+            0.86,
+            f"The process's own memory grows from step to step: `{kept.path}` keeps something of every step.",
+            t.facts(host, t.holder_fact(kept), _host_eta(e)),
+            where=kept.where,
+        )
     excluded = _no_growth(e)
     if excluded is not None:
-        return excluded
-    lint = e.lint_of(*CONTAINER_LINT)
+        return Undecided((t.HOLDER,)) if host is not None else excluded
     growth = e.growth
     if _is_growing(e):
         evidence = t.facts(
-            t.trend_fact(e), t.growth_fact(growth) if growth else None, _lint_fact(lint), *_eta(e)
+            t.trend_fact(e),
+            t.holder_fact(kept) if kept else None,
+            t.growth_fact(growth) if growth else None,
+            _lint_fact(lint),
+            *_eta(e),
         )
-        if _looks_like_graph(e):
+        if _looks_like_graph(e) or (kept is None and t.holder(e, graph=True) is not None):
             return Excluded(evidence)
+        if kept is not None:
+            return Finding(
+                0.92 if lint or growth else 0.88,
+                f"Each step leaves results behind: `{kept.path}` holds them on the device. No graph hangs on them.",
+                evidence,
+                where=kept.where or (lint.where if lint else None),
+            )
         if growth is None and lint is None:
             return Finding(0.4, "Something keeps results of every step.", evidence, (t.SNAPSHOT,))
         if growth is not None and lint is None and growth.where is None and growth.caller is None:
@@ -153,7 +210,7 @@ def _container(e: Evidence) -> Answer:
             t.facts(t.heard(said), _lint_fact(lint)),
             (t.SERIES,),
         )
-    return Undecided((t.SERIES, t.SNAPSHOT))
+    return Undecided((t.HOLDER,) if host is not None else (t.SERIES, t.SNAPSHOT))
 
 
 def _plateau(e: Evidence) -> Answer:
@@ -188,7 +245,7 @@ RULES = (
         "allocated memory per step, survivors in the snapshot, the source", _graph, ("leak-detach",),
     ),
     Rule(
-        "oom.container_accumulation", "container_accumulation", "results pile up on the device", "Q3.2",
+        "oom.container_accumulation", "container_accumulation", "results pile up", "Q3.2",
         "allocated memory per step, survivors in the snapshot", _container, ("kept-tensors",),
     ),
     Rule(

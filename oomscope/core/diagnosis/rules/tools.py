@@ -7,6 +7,7 @@ from oomscope.core.diagnosis.evidence import (
     Evidence,
     Fact,
     GrowthGroup,
+    HolderFact,
     LiveGroup,
     Missing,
     Signal,
@@ -24,6 +25,8 @@ PHASE = Missing("the phase in which it failed", f"{DETAIL}, or the full tracebac
 MODEL = Missing("bytes of parameters, gradients and optimizer state", RUN)
 PROCESSES = Missing("which processes hold memory of this GPU", "oomscope top, while it is occupied")
 HOST = Missing("memory of the machine and of its cgroup at that time", RUN)
+HOLDER = Missing("which variable holds what grows", DETAIL)
+NATIVE = Missing("what code outside Python allocates", "memray run --native SCRIPT")
 SOURCE = Missing("the source of the script", "oomscope run SCRIPT, or explain a session")
 NUMBERS = Missing("the numbers of the error message", "the complete line of the error")
 
@@ -199,6 +202,52 @@ def trend_fact(e: Evidence) -> Fact | None:
     else:
         text = f"allocated memory at the end of a step is steady at {size(trend.last)}"
     return Fact(text, "steps", round(trend.slope))
+
+
+HOST_STEPS, HOST_RISE, HOST_SHARE = 12, 16 << 20, 0.02
+"""Resident memory of a healthy process creeps as well, in its first steps and by a few MiB: it grows when at least so
+many steps show it, and by so much in all."""
+_HOLDS = 0.2
+"""A variable explains a growth when it adds this share of it, or keeps graphs, whose bytes nobody can count."""
+
+
+def host_growth(e: Evidence) -> Fact | None:
+    """That the process's own memory grows from step to step; None: it does not, or nobody can say."""
+    trend = e.rss_trend
+    if trend is None or not trend.is_leak or trend.steps < HOST_STEPS:
+        return None
+    if trend.last - trend.first < max(HOST_RISE, HOST_SHARE * trend.first):
+        return None
+    text = (
+        f"the process's own memory grows by {size(trend.slope)} per step "
+        f"({size(trend.low)} to {size(trend.high)}, {trend.steps} steps)"
+    )
+    return Fact(text, "steps", round(trend.slope))
+
+
+def holder(e: Evidence, *, graph: bool) -> HolderFact | None:
+    """The variable that explains the growth, of graphs or of plain results."""
+    trend = e.trend if e.trend is not None and e.trend.is_leak else e.rss_trend
+    slope = trend.slope if trend is not None and trend.is_leak else 0.0
+    for each in e.holders:
+        if each.has_graph == graph and (graph or each.bytes_per_step >= max(1.0, _HOLDS * slope)):
+            return each
+    return None
+
+
+def holder_fact(found: HolderFact) -> Fact:
+    """What it is called, where it lives, and how it grows."""
+    if found.owner == "Tensor":
+        text = (
+            f"`{found.path}` ({found.scope}): its autograd graph grows by {found.per_step:.0f} nodes per step"
+        )
+    else:
+        each = f", {size(found.bytes_per_step)}" if found.bytes_per_step else ""
+        text = (
+            f"`{found.path}` ({found.owner}, {found.scope}) holds {found.count:,} and grows by {found.per_step:g} per "
+            f"step{each}: {found.item}"
+        )
+    return Fact(text, "holder", found.bytes_per_step or round(found.per_step))
 
 
 def facts(*items: Fact | None) -> tuple[Fact, ...]:
