@@ -203,9 +203,10 @@ def test_the_cost_of_the_wrapper_for_an_inner_call_and_after_undo():
             return x
 
     root, x = Root(), torch.zeros(1)
-    best = lambda: (
-        min(timeit.repeat(lambda: root(x), timer=time.thread_time, number=3, repeat=15)) / 3000 * 1e6
-    )  # noqa: E731
+
+    def best():
+        return min(timeit.repeat(lambda: root(x), timer=time.thread_time, number=3, repeat=15)) / 3000 * 1e6
+
     plain = best()
     runtime = apply({"fixes": [{"id": "amp-bf16"}]}, lambda record: None)
     wrapped = best()
