@@ -185,3 +185,21 @@ print(f"peak={torch.cuda.max_memory_allocated() - before}")
     assert run.value("peak") == 9 << 20
     assert run.simulated["plugins"] == ["theirs"]
     assert "no_such_module" in run.records["agent_error"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "card", "partial"),
+    [
+        (2048, 1024, "h100-80g", 16 << 20),  # recorded, torch 2.11
+        (1280, 1024, "h100-80g", 10 << 20),  # recorded, torch 2.6
+        (512, 2560, "h100-80g", 0),  # recorded, torch 2.6
+        (128, 1024, "a100-80g", 0),
+        (8192, 4096, "a100-80g", 4 * 4096 * 54 * 128),
+        (8192, 50257, "a100-80g", 0),
+    ],
+)
+def test_sums_over_rows_keep_partial_sums(rows: int, columns: int, card: str, partial: int) -> None:
+    pytest.importorskip("torch")
+    from oomscope.simulate.ops.reductions import partial_sums
+
+    assert partial_sums(rows, columns, resolve(card)) == partial

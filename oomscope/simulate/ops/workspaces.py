@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...units import KIB, MIB
+from . import reductions  # noqa: F401  # it registers too
 from .registry import workspace
 
 # --- matrix products
