@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from oomscope.core.snapshot.analysis import DeviceAnalysis, Focus
-from oomscope.core.snapshot.columns import Frame
+from oomscope.core.snapshot.columns import Frame, Int32Array, IntArray
+from oomscope.core.snapshot.curves import column_rows, curves_by
 from oomscope.core.snapshot.diff import Change, Difference
 from oomscope.core.snapshot.groups import by_line, by_module, by_size
 from oomscope.core.snapshot.history import History
@@ -14,6 +17,8 @@ from oomscope.core.snapshot.ranges import paired_ranges, uses_compile
 from oomscope.core.snapshot.stack_rules import shown_frames
 
 TOP = 20
+POINTS = 240
+"""Points of a timeline at most."""
 
 
 def snapshot_json(
@@ -160,6 +165,7 @@ def _over_time(analysis: DeviceAnalysis, top: int) -> dict[str, Any]:
             }
             for number, curve in curves
         ],
+        "timeline": _timeline(analysis),
         "steps": {"count": steps.count if steps.source != "none" else None, "source": steps.source},
         "survivors": [
             {
@@ -172,6 +178,36 @@ def _over_time(analysis: DeviceAnalysis, top: int) -> dict[str, Any]:
                 "frames": frames_json(stacks[each.stack]),
             }
             for each in analysis.survivors[:top]
+        ],
+    }
+
+
+def _timeline(analysis: DeviceAnalysis) -> dict[str, Any] | None:
+    """Levels over the history, in all and of each stream and pool; None when the history does not tell them.
+
+    Each point stands for a stretch of rows and is the one at which most was live, so that no peak is lost.
+    """
+    count = analysis.device.n_analysed
+    if not analysis.history.is_usable or not count:
+        return None
+    rows = column_rows(analysis.live.after, 0, count, min(count, POINTS))
+    lives, snapshot = analysis.lives, analysis.snapshot
+
+    def levels(of_each: IntArray | Int32Array) -> list[tuple[int, list[int]]]:
+        """(number, live bytes at `rows`) of each stream or pool."""
+        used, group = np.unique(of_each, return_inverse=True)
+        return list(zip(used.tolist(), curves_by(lives, group, len(used), rows).tolist(), strict=True))
+
+    return {
+        "event_index": (rows + analysis.device.skipped_events).tolist(),
+        "live_bytes": analysis.live.after[rows].tolist(),
+        "reserved_bytes": analysis.reserved.after[rows].tolist(),
+        "streams": [
+            {"stream": snapshot.streams[number], "live_bytes": each} for number, each in levels(lives.stream)
+        ],
+        "pools": [
+            {"pool": list(snapshot.pools[number]) if number >= 0 else None, "live_bytes": each}
+            for number, each in levels(analysis.pool)
         ],
     }
 

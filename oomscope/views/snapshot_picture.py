@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.categories import Category
 from oomscope.core.snapshot.columns import BoolArray, Frame
+from oomscope.core.snapshot.curves import column_rows
 from oomscope.core.snapshot.flame import Node, call_tree, fold
 from oomscope.core.snapshot.groups import by_stack, module_frame, short_file
+from oomscope.core.snapshot.model import DEFAULT_POOL, Snapshot
 from oomscope.views.snapshot import stack_label
 from oomscope.views.snapshot_exact import UNDER_WAY, ExactReplay, SegmentPicture, picture_of
 
@@ -27,6 +29,10 @@ ORDERS = ("size", "age", "category", "address", "code")
 
 GROUPS = ("category", "module", "calls")
 """First level of the icicle: a category, a module, or none."""
+
+
+Part = tuple[str, int] | None
+"""A stream or a pool, or all; see `Wish.part`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,9 @@ class Wish:
     """Only allocations whose stack, category or size class contains this, ignoring case."""
     stacks: frozenset[int] | None = None
     """Only allocations of these stacks."""
-    stream: int | None = None
-    """Only one stream (index into `Snapshot.streams`), in all views."""
+    part: Part = None
+    """Only one stream or one pool, in all views: ("stream", index into `Snapshot.streams`) or ("pool", index into
+    `Snapshot.pools`, -1 for the allocations whose pool is not known)."""
 
 
 @dataclass(slots=True)
@@ -89,8 +96,9 @@ class Painter:
         """Its replay, once there is one; set from outside."""
         self.without = UNDER_WAY
         """Why there is no replay."""
-        self._timeline: tuple[tuple[int, int, int, int | None], Timeline] | None = None
-        self._trees: dict[tuple[int, str, bool, int | None], Node] = {}
+        self._timeline: tuple[tuple[int, int, int, Part], Timeline] | None = None
+        self._trees: dict[tuple[int, str, bool, Part], Node] = {}
+        self._part: tuple[Part, BoolArray] | None = None
         self._segments: tuple[tuple[int, ExactReplay | None, str], SegmentPicture] | None = None
         self.label = lru_cache(maxsize=100_000)(self._label)
 
@@ -100,14 +108,14 @@ class Painter:
     def picture(self, wish: Wish) -> Picture:
         """Everything for one wish; tens of milliseconds on a million rows."""
         lives = self.analysis.lives
-        alive = np.flatnonzero(self._alive(wish.row, wish.stream))
+        alive = np.flatnonzero(self._alive(wish.row, wish.part))
         chosen = self._filtered(alive, wish)
         category = self.analysis.category[alive]
         sums = np.bincount(category, weights=lives.size[alive], minlength=len(Category)).astype(np.int64)
         return Picture(
             wish=wish,
-            timeline=self.timeline(wish.start, wish.stop, wish.width, wish.stream),
-            tree=self.tree(wish.row, wish.group, wish.folded, wish.stream),
+            timeline=self.timeline(wish.start, wish.stop, wish.width, wish.part),
+            tree=self.tree(wish.row, wish.group, wish.folded, wish.part),
             segments=self.segments(wish.row),
             allocations=self._ordered(chosen, wish),
             live_bytes=int(lives.size[alive].sum()),
@@ -115,28 +123,37 @@ class Painter:
             totals={each: int(sums[each]) for each in Category if sums[each]},
         )
 
-    def _alive(self, row: int, stream: int | None) -> BoolArray:
-        alive = self.analysis.alive(row)
-        return alive if stream is None else alive & (self.analysis.lives.stream == stream)
+    def _alive(self, row: int, part: Part) -> BoolArray:
+        alive, within = self.analysis.alive(row), self._within(part)
+        return alive if within is None else alive & within
 
-    def timeline(self, start: int, stop: int, width: int, stream: int | None = None) -> Timeline:
+    def _within(self, part: Part) -> BoolArray | None:
+        """(n_allocations,) bool: those of a part; None for all of them."""
+        if part is None:
+            return None
+        if self._part is None or self._part[0] != part:
+            kind, number = part
+            found = self.analysis.part(stream=number) if kind == "stream" else self.analysis.part(pool=number)
+            self._part = part, found
+        return self._part[1]
+
+    def timeline(self, start: int, stop: int, width: int, part: Part = None) -> Timeline:
         """Levels of `width` columns over rows `start` to `stop`."""
-        key = (start, stop, width, stream)
+        key = (start, stop, width, part)
         if self._timeline is None or self._timeline[0] != key:
             rows = column_rows(self.analysis.live.after, start, stop, width)
-            which = None if stream is None else self.analysis.lives.stream == stream
-            levels = self.analysis.category_curves(rows, which)
+            levels = self.analysis.category_curves(rows, self._within(part))
             reserved = np.array([self.analysis.reserved.at(row) for row in rows.tolist()], np.int64)
             self._timeline = key, Timeline(rows, levels, reserved)
         return self._timeline[1]
 
-    def tree(self, row: int, group: str, folded: bool, stream: int | None = None) -> Node:
+    def tree(self, row: int, group: str, folded: bool, part: Part = None) -> Node:
         """Calls that hold memory just after `row`."""
-        key = (row, group, folded, stream)
+        key = (row, group, folded, part)
         if key not in self._trees:
             if len(self._trees) > 64:
                 self._trees.clear()
-            tree = self._grouped(self._alive(row, stream), group)
+            tree = self._grouped(self._alive(row, part), group)
             self._trees[key] = fold(tree) if folded else tree
         return self._trees[key]
 
@@ -204,15 +221,12 @@ class Painter:
         return self.analysis.snapshot.stacks[stack]
 
 
-def column_rows(after: IntArray, start: int, stop: int, width: int) -> IntArray:
-    """The row that stands for each of `width` columns: the highest of its stretch."""
-    count = stop - start
-    if count <= 0 or not len(after):
-        return np.full(width, start - 1 if len(after) else -1, np.int64)
-    if count <= width:
-        rows: IntArray = start + (np.arange(width) * count) // width
-        return rows
-    edges = start + (np.arange(width + 1) * count) // width
-    best = np.maximum.reduceat(after[start:stop], edges[:-1] - start)
-    found = [int(np.argmax(after[a:b] == top)) for a, b, top in zip(edges[:-1], edges[1:], best, strict=True)]
-    return edges[:-1] + np.array(found, np.int64)
+def part_label(snapshot: Snapshot, part: tuple[str, int]) -> str:
+    """A stream or pool for people."""
+    kind, number = part
+    if kind == "stream":
+        return f"stream {snapshot.streams[number]}"
+    if number < 0:
+        return "pool not known"
+    first, second = snapshot.pools[number]
+    return "default pool" if (first, second) == DEFAULT_POOL else f"pool {first}.{second}"

@@ -71,6 +71,21 @@ def test_inspect_json_follows_its_schema(path: Path, capsys: pytest.CaptureFixtu
         assert (device["peak_event_index"] is None) == (device["history"] == "none")
 
 
+def test_the_timeline_of_streams_and_pools_adds_up(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for device in json.loads(run(capsys, "inspect", str(path), "--json"))["devices"]:
+        timeline = device["timeline"]
+        assert (timeline is None) == (device["history"] in ("none", "ring", "cut"))
+        if timeline is not None:
+            # Before the first row another level may have been higher: an older block.
+            assert (
+                max(timeline["live_bytes"]) == device["peak_requested_bytes"]
+                or device["peak_event_index"] < 0
+            )
+            for parts in (timeline["streams"], timeline["pools"]):
+                sums = [sum(levels) for levels in zip(*(part["live_bytes"] for part in parts), strict=True)]
+                assert sums == timeline["live_bytes"]
+
+
 def test_inspect_text_in_all_rankings(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for by in ("stack", "line", "module", "size"):
         text = run(capsys, "inspect", str(path), "--by", by)
@@ -86,7 +101,7 @@ def test_every_export_can_be_read(path: Path, tmp_path: Path, capsys: pytest.Cap
 
     raw = pickle.loads(export("memory-viz").read_bytes())
     assert {"segments", "device_traces"} <= raw.keys()
-    json.loads(export("json").read_text())
+    valid("allocations.1.json", export("json").read_text())
     assert json.loads(export("perfetto").read_text())["traceEvents"] is not None
     rows = list(csv.reader(export("csv").read_text().splitlines()))
     assert {len(row) for row in rows} == {11}
@@ -131,8 +146,9 @@ def test_folder_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     for rank in (1, 0):
         made(tmp_path, f"rank_{rank}.pickle", training())
     (tmp_path / "rank_2.pickle").write_bytes(b"broken")
-    found = json.loads(run(capsys, "inspect", str(tmp_path), "--json"))
-    assert found["schema"] == "oomscope.snapshots/1"
+    found = valid("snapshots.1.json", run(capsys, "inspect", str(tmp_path), "--json"))
+    for each in found["snapshots"]:
+        valid("snapshot.1.json", json.dumps(each))
     assert [each["rank"] for each in found["snapshots"]] == [0, 1]
 
 
@@ -163,6 +179,8 @@ def test_scrub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "scrub", path)
     assert "alice -> user01" in text
     assert b"alice" not in (tmp_path / "a.scrubbed.pickle").read_bytes()
+    found = valid("scrub.1.json", run(capsys, "scrub", path, "--force", "--json"))
+    assert found["replaced"] == {"alice": "user01"}
     run(capsys, "scrub", path, code=ExitCode.USAGE)  # never replaces a file unasked
     run(capsys, "scrub", path, "-o", path, "--force", code=ExitCode.USAGE)
     one = json.loads(run(capsys, "inspect", path, "--json"))

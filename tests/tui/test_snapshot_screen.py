@@ -14,12 +14,12 @@ import pytest
 from made_snapshots import MIB, Allocator, training, wrap
 from snapshot_pilot import app_for, made, press, settled
 
+from oomscope.core.snapshot.curves import column_rows
 from oomscope.core.snapshot.flame import Node
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.icicle import Icicle, boxes
 from oomscope.tui.widgets.segments import SegmentMap
 from oomscope.tui.widgets.stackpane import StackPane
-from oomscope.views.snapshot_picture import column_rows
 
 GOLDENS = Path(__file__).parent / "goldens"
 CONSTRAINTS = (Path(__file__).parents[2] / "constraints-dev.txt").read_text().splitlines()

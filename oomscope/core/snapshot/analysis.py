@@ -26,6 +26,7 @@ from oomscope.core.snapshot.groups import by_stack
 from oomscope.core.snapshot.history import History, coverage
 from oomscope.core.snapshot.lifetimes import Lifetimes, lifetimes
 from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
+from oomscope.core.snapshot.pools import pool_of
 from oomscope.core.snapshot.segment_map import (
     Pin,
     PoolUse,
@@ -197,31 +198,13 @@ class DeviceAnalysis:
 
     @cached_property
     def pool(self) -> IntArray:
-        """(n_allocations,) int64, index into `Snapshot.pools`; -1 where it is not known.
+        """(n_allocations,) int64, index into `Snapshot.pools`; -1 where it is not known (see `pool_of`)."""
+        return pool_of(self.device, self.lives)
 
-        From the rows themselves since torch 2.12, else from the segment that holds the address at the end; of
-        an allocation
-        in a segment that was given back meanwhile nothing is known.
-        """
-        lives, segments = self.lives, self.device.segments
-        found = np.full(len(lives), -1, np.int64)
-        if len(segments):
-            place = np.searchsorted(segments.address, lives.address, side="right") - 1
-            held = place >= 0
-            end = segments.address + segments.total_size
-            held[held] = lives.address[held] < end[place[held]]
-            found[held] = segments.pool[place[held]]
-        recorded = self.device.events.pool
-        if recorded is not None:
-            born = np.flatnonzero(lives.birth >= 0)
-            told = recorded[lives.birth[born]]
-            found[born[told >= 0]] = told[told >= 0]
-        return found
-
-    def curve(
+    def part(
         self, *, stream: int | None = None, is_large: bool | None = None, pool: int | None = None
-    ) -> Curve:
-        """Live bytes of one stream and one pool (indices into the snapshot's tables) and one size class."""
+    ) -> BoolArray:
+        """(n_allocations,) bool: those of one stream, one pool (indices into the snapshot's tables), one size class."""
         which = np.ones(len(self.lives), np.bool_)
         if stream is not None:
             which &= self.lives.stream == stream
@@ -229,7 +212,13 @@ class DeviceAnalysis:
             which &= (self.lives.size > SMALL_REQUEST) == is_large
         if pool is not None:
             which &= self.pool == pool
-        return curve_of(self.lives, which)
+        return which
+
+    def curve(
+        self, *, stream: int | None = None, is_large: bool | None = None, pool: int | None = None
+    ) -> Curve:
+        """Live bytes of a `part`."""
+        return curve_of(self.lives, self.part(stream=stream, is_large=is_large, pool=pool))
 
     @cached_property
     def survivors(self) -> list[Survivors]:

@@ -108,6 +108,20 @@ def curves_by(lives: Lifetimes, group: IntArray, count: int, rows: IntArray) -> 
     return levels
 
 
+def column_rows(after: IntArray, start: int, stop: int, width: int) -> IntArray:
+    """The row that stands for each of `width` columns: the highest of its stretch."""
+    count = stop - start
+    if count <= 0 or not len(after):
+        return np.full(width, start - 1 if len(after) else -1, np.int64)
+    if count <= width:
+        rows: IntArray = start + (np.arange(width) * count) // width
+        return rows
+    edges = start + (np.arange(width + 1) * count) // width
+    best = np.maximum.reduceat(after[start:stop], edges[:-1] - start)
+    found = [int(np.argmax(after[a:b] == top)) for a, b, top in zip(edges[:-1], edges[1:], best, strict=True)]
+    return edges[:-1] + np.array(found, np.int64)
+
+
 def _signs(plus: tuple[Action, ...], minus: tuple[Action, ...]) -> IntArray:
     table = np.zeros(256, np.int64)
     table[list(plus)] = 1

@@ -40,7 +40,7 @@ from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Headline
 from oomscope.views.snapshot_files import label_of, newest_of_rank, offered, session_files
 from oomscope.views.snapshot_headline import snapshot_alert, snapshot_headline
-from oomscope.views.snapshot_picture import Painter, Picture
+from oomscope.views.snapshot_picture import Painter, Picture, part_label
 
 VIEWS = ("icicle", "allocations", "segments", "stack")
 _NAMES = {"icicle": "Icicle", "allocations": "Allocations", "segments": "Segments", "stack": "Stack"}
@@ -232,7 +232,7 @@ class SnapshotScreen(SnapshotFileKeys):
         self._painter = Painter(analysis)
         self._marks = []
         stop = analysis.device.n_analysed if analysis.history.is_usable else 0
-        self._wish = replace(self._wish, row=analysis.focus.row, start=0, stop=stop, stacks=None, stream=None)
+        self._wish = replace(self._wish, row=analysis.focus.row, start=0, stop=stop, stacks=None, part=None)
         self.refresh_frame()
         self.call_after_refresh(self._ask)
         if self.app.focused is None:
@@ -307,8 +307,8 @@ class SnapshotScreen(SnapshotFileKeys):
             right.append(("only selected  ", "bar-warn"))
         if painter is not None and len(self._analyses) > 1:
             right.append((f"device {painter.analysis.device.device}  ", "bar"))
-        if wish.stream is not None and painter is not None:
-            right.append((f"stream {painter.analysis.snapshot.streams[wish.stream]}  ", "bar-warn"))
+        if wish.part is not None and painter is not None:
+            right.append((f"{part_label(painter.analysis.snapshot, wish.part)}  ", "bar-warn"))
         if len(self._files) > 1 and self._path is not None:
             right.append((f"‹ {label_of(self._path)} ›  ", "bar"))
         right.append((f"by {wish.group}  sort {wish.order} ", "bar-dim"))
@@ -417,8 +417,8 @@ class SnapshotScreen(SnapshotFileKeys):
     def action_back(self) -> None:
         if self._close_filter() or self.query_one(Icicle).zoom_out():
             return
-        if self._wish.needle or self._wish.stacks is not None or self._wish.stream is not None:
-            self._change(needle="", stacks=None, stream=None)
+        if self._wish.needle or self._wish.stacks is not None or self._wish.part is not None:
+            self._change(needle="", stacks=None, part=None)
         elif self._marks:
             self._marks = []
             self._show_timeline()

@@ -40,7 +40,7 @@ _SCREEN_ACTIONS: tuple[Action, ...] = (
     Action("snapshot.fold", "x", "fold", "Fold", "Show siblings that differ only by an index as one, or each.", SNAPSHOT),
     Action("snapshot.group", "b", "group", "Group", "Begin the icicle with categories, modules or calls.", SNAPSHOT, 2),
     Action("snapshot.device", "d", "device", "Device", "The next device of this snapshot.", SNAPSHOT),
-    Action("snapshot.stream", "W", "stream", "Stream", "All streams, or one after the other.", SNAPSHOT),
+    Action("snapshot.stream", "W", "part", "Stream, pool", "All memory, or that of one stream or one pool after the other.", SNAPSHOT),
     Action("snapshot.whatif", "w", "whatif", "What if", "Replay the history under other allocator settings.", SNAPSHOT, 5),
     Action("snapshot.edit", "e", "edit", "Edit", "Open the selected source line in $EDITOR.", SNAPSHOT),
     Action("snapshot.previous_file", "comma", "file(-1)", "Previous rank", "The snapshot of the previous rank or file.", SNAPSHOT),

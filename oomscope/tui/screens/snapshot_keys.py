@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.widgets.snapshot_timeline import SnapshotTimeline
-from oomscope.views.snapshot_picture import GROUPS, ORDERS, Painter, Picture, Wish
+from oomscope.views.snapshot_picture import GROUPS, ORDERS, Painter, Part, Picture, Wish
 
 MIN_ROWS = 8
 """Fewest events that zooming in leaves in view."""
@@ -132,12 +134,17 @@ class SnapshotKeys(BaseScreen):
     def action_group(self) -> None:
         self._change(group=GROUPS[(GROUPS.index(self._wish.group) + 1) % len(GROUPS)])
 
-    def action_stream(self) -> None:
+    def action_part(self) -> None:
+        """All, then each stream, then each pool."""
         if self._painter is None:
             return
-        used = sorted(set(self._painter.analysis.lives.stream.tolist()))
-        if len(used) < 2:
-            self.notify("this device used one stream only")
+        analysis = self._painter.analysis
+        parts: list[Part] = []
+        for kind, of_each in (("stream", analysis.lives.stream), ("pool", analysis.pool)):
+            used = np.unique(of_each).tolist()
+            parts += [(kind, number) for number in used if len(used) > 1]
+        if not parts:
+            self.notify("this device used one stream and one pool only")
             return
-        order = [None, *used]
-        self._change(stream=order[(order.index(self._wish.stream) + 1) % len(order)])
+        order = [None, *parts]
+        self._change(part=order[(order.index(self._wish.part) + 1) % len(order)])

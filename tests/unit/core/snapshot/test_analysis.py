@@ -234,6 +234,34 @@ def test_one_stream_and_one_size_class() -> None:
     assert (analysis.device.events.action == Action.ALLOC).any()
 
 
+def test_pool_is_not_known_where_the_segment_was_given_back() -> None:
+    raw = training()
+    kept = raw["segments"][0]
+    kept["segment_pool_id"] = (0, 7)
+    # Another segment lay at this address before, with an allocation that came and went with it.
+    size, address = kept["total_size"], kept["address"]
+    older = [
+        ("segment_alloc", size),
+        ("alloc", 512),
+        ("free_requested", 512),
+        ("free_completed", 512),
+        ("segment_free", size),
+    ]
+    rows = raw["device_traces"][0]
+    rows[:0] = [
+        {"action": action, "addr": address, "size": bytes_, "stream": 0, "time_us": 1 + n, "frames": []}
+        for n, (action, bytes_) in enumerate(older)
+    ]
+    analysis = first(raw)
+    pools = {
+        int(birth): int(pool)
+        for birth, pool, at in zip(analysis.lives.birth, analysis.pool, analysis.lives.address, strict=True)
+        if at == address
+    }
+    assert pools.pop(1) == -1
+    assert {analysis.snapshot.pools[pool] for pool in pools.values()} == {(0, 7)}
+
+
 def test_pool_comes_from_the_rows_when_they_have_it() -> None:
     raw = like_torch_2_13(training())
     analysis = first(raw)
