@@ -18,7 +18,7 @@ def patch_options(fix_id: str, facts: JobFacts) -> dict[str, Any]:
     """What the patch of a fix has to know about this job."""
     if fix_id == "leak-detach" and facts.where is not None:
         return {"file": facts.where[0], "line": facts.where[1]}
-    if fix_id == "ckpt":
+    if fix_id in ("ckpt", "ckpt-selective", "ckpt-half", "offload-activations"):
         return {"containers": [group.path.rpartition(".")[2] for group in facts.block_groups if group.path]}
     if fix_id == "fsdp2":
         return {

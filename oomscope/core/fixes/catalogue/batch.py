@@ -55,13 +55,14 @@ MICROBATCH = Fix(
     title=f"Run the model in {_CHUNKS} exact micro-batches",
     effort_s=60,
     risk=Risk.EXACT,
-    how=(How.RUNTIME,),
+    how=(How.RUNTIME, How.SOURCE),
     time_factor=1.45,
     conflicts=frozenset({"fused-ce", "fsdp2"}),
     test=_chunks,
     band=_chunks_band,
     make=lambda facts: Plan(
         runtime={"microbatch-exact": {"chunks": _CHUNKS}},
+        patch="microbatch-exact",
         steps=(
             f"each forward in {_CHUNKS} parts, computed again part by part in backward; the loss sees the batch",
         ),

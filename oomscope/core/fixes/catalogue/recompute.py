@@ -67,7 +67,7 @@ def _plan(fix: str, text: str, **options: object) -> Callable[[JobFacts], Plan]:
     def make(facts: JobFacts) -> Plan:
         return Plan(
             runtime={fix: options},
-            patch="ckpt" if fix == "ckpt" else None,
+            patch=fix,
             steps=(f"{text} {_where(facts)}",),
         )
 
@@ -93,7 +93,7 @@ CKPT_SELECTIVE = Fix(
     title="Selective checkpointing (keep products and attention)",
     effort_s=900,
     risk=Risk.EXACT,
-    how=(How.RUNTIME,),
+    how=(How.RUNTIME, How.SOURCE),
     time_factor=1.11,
     conflicts=_FAMILY - {"ckpt-selective"},
     test=_selective,
@@ -107,7 +107,7 @@ CKPT_HALF = Fix(
     title="Checkpoint every second block",
     effort_s=900,
     risk=Risk.EXACT,
-    how=(How.RUNTIME,),
+    how=(How.RUNTIME, How.SOURCE),
     time_factor=1.18,
     conflicts=_FAMILY - {"ckpt-half"},
     test=_blocks,
@@ -121,7 +121,7 @@ OFFLOAD = Fix(
     title="Keep what the blocks save for backward in host memory",
     effort_s=900,
     risk=Risk.EXACT,
-    how=(How.RUNTIME,),
+    how=(How.RUNTIME, How.SOURCE),
     time_factor=2.0,
     conflicts=_FAMILY - {"offload-activations"},
     test=_blocks,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oomscope.core.fixes.patches import attention, gradients, leaks, loading, precision, recompute, sharding
+from oomscope.core.fixes.patches import (
+    attention,
+    gradients,
+    leaks,
+    loading,
+    parts,
+    precision,
+    recompute,
+    sharding,
+)
 from oomscope.core.fixes.patches.text import Patched
 from oomscope.errors import PatchDoesNotApply
 
@@ -22,6 +31,11 @@ PATCHES: dict[str, Transform] = {
     "amp-bf16": precision.autocast,
     "sdpa": attention.fuse,
     "ckpt": recompute.checkpoint,
+    "ckpt-selective": recompute.selective,
+    "ckpt-half": recompute.every_second,
+    "offload-activations": recompute.offload,
+    "microbatch-exact": parts.in_parts,
+    "fused-ce": parts.fused_head,
     "zero1": sharding.zero1,
     "fsdp2": sharding.fsdp2,
 }

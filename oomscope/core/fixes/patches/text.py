@@ -46,6 +46,27 @@ def add_import(module: cst.Module, name: str, item: str | None = None) -> cst.Mo
     return AddImportsVisitor(context).transform_module(module)
 
 
+def add_to_imports(module: cst.Module, code: str) -> cst.Module:
+    """`code` (functions) after the last import at the top of the module, two blank lines around it."""
+    body = list(module.body)
+    last = max((place for place, each in enumerate(body) if _is_import(each)), default=-1)
+    if last < 0 and body and m.matches(body[0], m.SimpleStatementLine([m.Expr(m.SimpleString())])):
+        last = 0
+    added = [
+        each.with_changes(leading_lines=[cst.EmptyLine(indent=False)] * 2)
+        for each in cst.parse_module(code, module.config_for_parsing).body
+    ]
+    rest = body[last + 1 :]
+    if rest and hasattr(rest[0], "leading_lines"):
+        comments = [line for line in rest[0].leading_lines if line.comment is not None]
+        rest[0] = rest[0].with_changes(leading_lines=[cst.EmptyLine(indent=False)] * 2 + comments)
+    return module.with_changes(body=[*body[: last + 1], *added, *rest])
+
+
+def _is_import(statement: cst.CSTNode) -> bool:
+    return m.matches(statement, m.SimpleStatementLine([m.Import() | m.ImportFrom()]))
+
+
 def code_of(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node)
 

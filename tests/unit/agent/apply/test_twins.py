@@ -70,13 +70,68 @@ def run(code, *fixes):
         runtime.undo()
 
 
-@pytest.mark.parametrize("fix", ["ckpt", "zero-none", "optim-fused", "eval-no-grad"])
+@pytest.mark.parametrize(
+    "fix",
+    [
+        "ckpt",
+        "ckpt-selective",
+        "ckpt-half",
+        "offload-activations",
+        "zero-none",
+        "optim-fused",
+        "eval-no-grad",
+    ],
+)
 def test_the_same_numbers_bit_for_bit(fix):
     twin, patched = run(SCRIPT, fix), run(patch(fix, SCRIPT).code)
     assert patched["losses"] == twin["losses"]
     assert torch.equal(patched["evaluation"], twin["evaluation"])
     assert patched["evaluation"].requires_grad is twin["evaluation"].requires_grad
     assert patched["evaluation"].requires_grad is (fix != "eval-no-grad")
+
+
+def test_micro_batches_add_in_another_order_only():
+    torch.set_default_dtype(torch.float64)
+    try:
+        plain, twin = run(SCRIPT), run(SCRIPT, "microbatch-exact")
+        patched = run(patch("microbatch-exact", SCRIPT).code)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert patched["losses"] == pytest.approx(twin["losses"], rel=1e-12)
+    assert patched["losses"] == pytest.approx(plain["losses"], rel=1e-12)
+
+
+FUSED = (
+    SCRIPT.replace("nn.Linear(16, 50)", "nn.Linear(16, 5000)")
+    .replace("forward(self, x):\n        x = self.embed(x)", "forward(self, tokens):\n        x = self.embed(tokens)")
+    .replace(
+        "        return self.head(x)\n",
+        "        logits = self.head(x)\n"
+        "        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=7)\n",
+    )
+    .replace("    logits = model(tokens)\n", "")
+    .replace("F.cross_entropy(logits.flatten(0, 1), tokens.flatten())\n", "model(tokens)\n")
+)  # fmt: skip
+
+
+def test_the_fused_head_of_the_patch_is_that_of_the_job():
+    patched = patch("fused-ce", FUSED).code
+    assert "oomscope" not in patched
+    plain, twin, fixed = run(FUSED), run(FUSED, "fused-ce"), run(patched)
+    assert fixed["losses"] == pytest.approx(twin["losses"], rel=1e-5)
+    assert fixed["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+
+
+def test_selective_checkpoints_keep_what_their_run_time_twin_keeps():
+    from oomscope.agent.apply.checkpointing import expensive_operators
+
+    space = run(patch("ckpt-selective", SCRIPT).code)
+    assert space["_keep_products"].__module__ == "__main__"
+    kept = []
+    space["create_selective_checkpoint_contexts"] = kept.extend
+    space["_keep_products"].__globals__["create_selective_checkpoint_contexts"] = kept.extend
+    space["_keep_products"]()
+    assert kept == expensive_operators()
 
 
 def test_autocast_differs_in_rounding_only():

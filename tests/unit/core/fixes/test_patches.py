@@ -74,6 +74,33 @@ def resume(model, opt, path):
     opt.load_state_dict(state["optimizer"])
 '''
 
+#: A language model whose output layer and loss stand in one function.
+HEAD = """
+
+class LanguageModel(nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes, bias=False)
+
+    def loss(self, x, tokens):
+        logits = self.head(self.norm(x))
+        # next token
+        return F.cross_entropy(logits[:, :-1].reshape(-1, logits.size(-1)), tokens[:, 1:].flatten(), ignore_index=0)
+"""
+
+
+#: On one GPU.
+PLAIN = "".join(line for line in SCRIPT.splitlines(keepends=True) if "DDP" not in line)
+
+
+def source_of(fix):
+    """`SCRIPT` in the form that the patch of `fix` needs."""
+    if fix == "microbatch-exact":
+        return PLAIN
+    return SCRIPT + HEAD if fix == "fused-ce" else SCRIPT
+
+
 EXPECTED = {
     "leak-detach": [
         "losses.append(loss.detach())  # keep",
@@ -101,6 +128,31 @@ EXPECTED = {
         "from torch.utils.checkpoint import checkpoint",
         "x = checkpoint(block, x, use_reentrant=False)",
     ],
+    "ckpt-selective": [
+        "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
+        "def _keep_products():",
+        "x = checkpoint(block, x, use_reentrant=False, context_fn=_keep_products)",
+    ],
+    "ckpt-half": [
+        "for index, block in enumerate(self.blocks):  # the body",
+        "x = checkpoint(block, x, use_reentrant=False) if index % 2 == 0 else block(x)",
+    ],
+    "offload-activations": [
+        "for block in self.blocks:  # the body",
+        "            with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):",
+        "                x = block(x)",
+    ],
+    "microbatch-exact": [
+        "out = torch.cat([checkpoint(model, part, use_reentrant=False) for part in x.chunk(4)])",
+        "total += model(x).sum().item()",
+    ],
+    "fused-ce": [
+        "def _head_cross_entropy(hidden, head, target, ignore_index=-100):",
+        "        hidden = self.norm(x)",
+        "        # next token",
+        "        return _head_cross_entropy("
+        "hidden[:, :-1].flatten(0, -2), self.head, tokens[:, 1:].flatten(), ignore_index=0)",
+    ],
     "zero1": ["ZeroRedundancyOptimizer(", "optimizer_class=torch.optim.AdamW,"],
     "fsdp2": [
         "for block in model.blocks:",
@@ -117,7 +169,7 @@ def git(folder, *words):
 @pytest.mark.parametrize("fix", PATCHES)
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_patch_is_minimal_and_git_takes_it_and_takes_it_back(fix, ending, tmp_path):
-    before = SCRIPT.replace("\n", ending)
+    before = source_of(fix).replace("\n", ending)
     result = patch(fix, before)
     after = result.code
     for line in EXPECTED[fix]:
@@ -142,7 +194,7 @@ def test_a_patch_is_minimal_and_git_takes_it_and_takes_it_back(fix, ending, tmp_
 
 @pytest.mark.parametrize("fix", sorted(set(PATCHES) - {"eval-no-grad"}))
 def test_a_patched_file_is_refused_the_second_time(fix):
-    once = patch(fix, SCRIPT).code
+    once = patch(fix, source_of(fix)).code
     with pytest.raises(PatchDoesNotApply):
         patch(fix, once)
 
@@ -153,6 +205,28 @@ def test_what_is_not_understood_is_refused(fix):
         patch(fix, "print('hello')\n")
     with pytest.raises(PatchDoesNotApply, match="not valid Python"):
         patch(fix, "def broken(:\n")
+
+
+@pytest.mark.parametrize(
+    ("fix", "source", "why"),
+    [
+        ("microbatch-exact", SCRIPT, "DistributedDataParallel"),
+        ("microbatch-exact", PLAIN.replace("nn.Linear", "nn.BatchNorm1d"), "BatchNorm"),
+        ("microbatch-exact", PLAIN.replace("out = model(x)", "out, _ = model(x)"), "no `output"),
+        ("microbatch-exact", PLAIN.replace("model(x)", "model(**x)"), "no `output"),
+        ("fused-ce", SCRIPT + HEAD.replace("# next token", "print(logits)"), "logits is used for more"),
+        ("fused-ce", SCRIPT + HEAD.replace("ignore_index=0", "label_smoothing=0.1"), "plan file"),
+        ("fused-ce", SCRIPT + HEAD.replace("logits[:, :-1]", "logits[:, :, :-1]"), "plan file"),
+        ("fused-ce", SCRIPT + HEAD.replace("reshape(-1,", "view(2,"), "plan file"),
+        ("ckpt-half", SCRIPT.replace("x = block(x)", "x = x + block(x) + block(x)"), "no loop"),
+        ("ckpt-half", SCRIPT.replace("in self.blocks:", "in enumerate(self.blocks, 1):"), "no loop"),
+        ("offload-activations", SCRIPT.replace("block(x)", "checkpoint(block, x, use_reentrant=True)"), "calls"),
+    ],
+)  # fmt: skip
+def test_a_form_that_would_compute_something_else_is_refused(fix, source, why):
+    assert source != SCRIPT or fix == "microbatch-exact"
+    with pytest.raises(PatchDoesNotApply, match=why):
+        patch(fix, source)
 
 
 def test_a_leak_is_patched_on_the_reported_line_only():
