@@ -21,6 +21,7 @@ from oomscope.core.series.trend import judge
 from oomscope.errors import SessionError
 from oomscope.live import evidence_host as host_of
 from oomscope.live import evidence_ranks as ranks_of
+from oomscope.live.evidence_recovery import recovery
 from oomscope.live.evidence_snapshot import SnapshotFacts, read_snapshot
 from oomscope.live.evidence_source import adding_line, find_script, inspect
 from oomscope.live.session import log_files
@@ -168,6 +169,7 @@ def _with_records(e: Evidence, records: Sequence[ranks_of.Record]) -> Evidence:
         e,
         model=fact,
         composition=ranks_of.composition(peak) if peak is not None else (),
+        recovered=recovery(records, finished=e.finished, timed=e.rank is None or not e.rank.simulated),
         holders=tuple(adding_line(holder) for holder in ranks_of.holder_facts(records)),
         first_rank=first.rank if first is not None else None,
         first_rank_reason="earliest record" if first is not None and len(e.ranks) > 1 else "",

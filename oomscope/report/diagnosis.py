@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oomscope.units import format_bytes
+from oomscope.views.diagnosis import recovery_text
 
 WIDTH = 80
 HIGH, LIKELY = 0.75, 0.5
@@ -79,7 +80,11 @@ def text(findings: Mapping[str, Any], *, guide: bool = False) -> str:
     title = headline(findings)
     if title:
         happened = "Out of memory" if findings.get("failed", True) else "Did not run out of memory"
+        if findings.get("recovered"):
+            happened = "Recovered from out of memory"
         lines += _wrap(f"{happened}: {title}", "  ", "")
+    if findings.get("recovered"):
+        lines += _wrap(recovery_text(findings["recovered"]), "  ")
     lines += _where_in_log(findings, events)
     lines += _answered(findings)
     verdicts = findings["verdicts"]
@@ -172,7 +177,10 @@ def _flow(flow: Sequence[Mapping[str, Any]], guide: bool) -> list[str]:
 
 def markdown(findings: Mapping[str, Any]) -> str:
     """The diagnosis to paste into an issue."""
-    lines = [f"### Out of memory: {headline(findings) or 'no numbers'}", ""]
+    happened = "Recovered from out of memory" if findings.get("recovered") else "Out of memory"
+    lines = [f"### {happened}: {headline(findings) or 'no numbers'}", ""]
+    if findings.get("recovered"):
+        lines += [_escape(recovery_text(findings["recovered"])), ""]
     lines += [_escape(line.strip()) for line in _answered(findings)] + (
         [""] if findings.get("answers") else []
     )

@@ -146,10 +146,12 @@ def diagnosis_lines(findings: diagnosis_view.Diagnosis) -> list[str]:
     """The verdict with its evidence, and the three questions with their answers."""
     lines = [f"  {findings.what_happened()}"] if findings.what_happened() else []
     verdict = findings.verdict
+    if findings.recovered:
+        lines += _field("RECOVERED", findings.recovered)
     if verdict is None:
         lines.append("  VERDICT    unknown: the evidence decides nothing")
     else:
-        lines += _field("VERDICT", verdict.headline())
+        lines += _field("CAUSE" if findings.recovered else "VERDICT", verdict.headline())
         lines += _field("", verdict.explanation)
         for fact in verdict.evidence:
             lines += _item("-", fact.text + (f" [{fact.source}]" if fact.source else ""))

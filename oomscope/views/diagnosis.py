@@ -12,6 +12,8 @@ from oomscope.views.coerce import clean, flag, integer, mapping, objects, real, 
 
 #: A source file larger than this is not read for its context lines.
 _MAX_SOURCE_BYTES = 4 << 20
+#: What stays allocated after a caught failure is worth a word from here on.
+_KEPT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Diagnosis:
     script: str
     verdicts: tuple[Verdict, ...]
     flow: tuple[Node, ...]
+    recovered: str = ""
+    """What the failure cost a job that went on after it, in one sentence; empty when it did not go on."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -147,7 +151,29 @@ def read(findings: Mapping[str, Any], *, attempt: int = 1) -> Diagnosis:
         script=text(subject, "script"),
         verdicts=tuple(_verdict(item) for item in objects(findings, "verdicts")),
         flow=_flow(objects(findings, "flow")),
+        recovered=recovery_text(mapping(findings, "recovered")),
     )
+
+
+def recovery_text(value: Mapping[str, Any]) -> str:
+    """`recovered` of findings.json in one sentence; "" when there is none."""
+    events = integer(value, "events")
+    if events is None:
+        return ""
+    errors = wording.plural(events, "out-of-memory error was", "out-of-memory errors were")
+    parts = [f"{errors} caught"]
+    after, cost = integer(value, "steps_after"), integer(value, "cost_ns")
+    parts.append(f"training went on for {wording.plural(after, 'step')}" if after else "the run ended well")
+    if cost is not None:
+        parts.append(
+            f"the affected {'step' if events == 1 else 'steps'} took {cost / 1e9:.1f} s longer than usual"
+        )
+    if not integer(value, "retried_steps") and after == 0:
+        parts.append("the step that failed was not made up for")
+    kept = integer(value, "kept_bytes")
+    if kept is not None and kept > _KEPT_BYTES:
+        parts.append(f"{wording.size(kept)} stayed allocated since")
+    return "; ".join(parts)
 
 
 def _verdict(item: Mapping[str, Any]) -> Verdict:
@@ -240,7 +266,8 @@ def source_lines(place: Place, *, context: int = 2) -> tuple[SourceLine, ...]:
 
 def sentences(diagnosis: Diagnosis) -> list[str]:
     """The verdict and its evidence as plain lines, for `y` and for output without a terminal."""
-    lines = [f"out of memory: {diagnosis.what_happened()}"]
+    what = "recovered from out of memory" if diagnosis.recovered else "out of memory"
+    lines = [f"{what}: {diagnosis.what_happened()}", *filter(None, [diagnosis.recovered])]
     verdict = diagnosis.verdict
     if verdict is None:
         return [*lines, "no cause found"]

@@ -27,6 +27,7 @@ from oomscope.core.diagnosis.facts import (
     OomFact,
     ProcessFact,
     RankFact,
+    Recovery,
     Settings,
     Signal,
     StepRow,
@@ -52,6 +53,7 @@ __all__ = [
     "OomFact",
     "ProcessFact",
     "RankFact",
+    "Recovery",
     "Settings",
     "Signal",
     "StepRow",
@@ -103,6 +105,8 @@ class Evidence:
     packed_need_bytes: int | None = None
     """Reserved bytes that the whole job needs when packed well (expandable segments), simulated without a limit; None:
     not predicted. A failure in the first step shows only the part of the need that came before it."""
+    recovered: Recovery | None = None
+    """The job went on after the failure; None: it did not, or nothing failed."""
     finished: bool | None = None
     """The run ended well; None when nobody knows."""
     notes: tuple[str, ...] = field(default=())

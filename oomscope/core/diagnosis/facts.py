@@ -88,6 +88,31 @@ class OomFact:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """The job went on after it had run out of memory, and what that cost."""
+
+    events: int
+    """Out-of-memory events of this rank; all were caught."""
+    steps_after: int
+    """Optimizer steps completed after the last of them."""
+    retried_steps: int
+    """Steps that ran out of memory and were completed later, with the same batch or with another."""
+    cost_ns: int | None
+    """Time that those steps took beyond a usual one; None without durations."""
+    kept_bytes: int | None
+    """What stayed allocated between steps since then, beyond before."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "events": self.events,
+            "steps_after": self.steps_after,
+            "retried_steps": self.retried_steps,
+            "cost_ns": self.cost_ns,
+            "kept_bytes": self.kept_bytes,
+        }
+
+
+@dataclass(frozen=True)
 class ExceptionFact:
     """The exception that ended the process."""
 

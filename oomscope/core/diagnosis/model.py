@@ -155,6 +155,7 @@ class Diagnosis:
         return {
             "schema": SCHEMA,
             "failed": known.failed,
+            "recovered": known.recovered.to_json() if known.recovered else None,
             "subject": subject,
             "sources": list(known.sources),
             "messages": [message.to_json() for message in known.messages],

@@ -130,6 +130,8 @@ class OomScreen(BaseScreen):
             return frame.headline
         facts = [Fact(part, 9 - i) for i, part in enumerate(found.what_happened().split(" · ")) if part]
         facts.append(Fact(f"attempt {frame.diagnosis_attempt}", 2))
+        if found.recovered:
+            return Headline("▲", "warn", "RECOVERED FROM OUT OF MEMORY", tuple(facts))
         return Headline("✖", "error", "OUT OF MEMORY", tuple(facts))
 
     def alert(self, frame: Frame) -> Alert | None:

@@ -203,6 +203,8 @@ class VerdictBlock(LineList, can_focus=False):
         lines = wrap(verdict.explanation, width - 4) if verdict.explanation else []
         if len(lines) > self.max_lines:
             lines = [*lines[: self.max_lines - 1], clip(lines[self.max_lines - 1] + " …", width - 4)]
+        if found.recovered:
+            lines = [*wrap(f"Recovered: {found.recovered}.", width - 4), *lines]
         rows += [Row([("   ", ""), (line, "")]) for line in lines]
         bar = _card_bar(found, width - 3)
         if bar:

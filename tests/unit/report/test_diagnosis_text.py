@@ -1,8 +1,10 @@
 from oomscope.core.diagnosis import Evidence, diagnose
-from oomscope.core.diagnosis.evidence import Fact, OomFact, Where
+from oomscope.core.diagnosis.evidence import Fact, OomFact, Recovery, Where
 from oomscope.core.diagnosis.model import Finding, Rule
 from oomscope.report.diagnosis import headline, markdown, nothing_found, sureness, text
+from oomscope.report.run import diagnosis_lines
 from oomscope.units import GIB
+from oomscope.views import diagnosis as diagnosis_view
 
 OOM = OomFact(
     step=7, phase="forward", requested_bytes=2 * GIB, device_free_bytes=GIB, capacity_bytes=24 * GIB
@@ -58,3 +60,22 @@ def test_markdown_is_escaped():
 def test_nothing_found():
     assert nothing_found(0, 1) == "no out-of-memory event found; no traceback in 1 line"
     assert nothing_found(1, 2000) == "no out-of-memory event found; 1 traceback of other kinds in 2,000 lines"
+
+
+def test_a_failure_that_the_job_survived_is_told_as_such():
+    recovered = Recovery(
+        events=2, steps_after=37, retried_steps=1, cost_ns=3_200_000_000, kept_bytes=64 << 20
+    )
+    oom = OomFact(step=5, requested_bytes=1 << 30, device_free_bytes=1 << 20, capacity_bytes=8 << 30)
+    findings = diagnose(Evidence(oom=oom, recovered=recovered, finished=True)).to_json()
+    assert findings["recovered"]["events"] == 2
+    for shown in (text(findings), markdown(findings)):
+        words = " ".join(shown.split())
+        assert "Recovered from out of memory: step 5" in words
+        assert "2 out-of-memory errors were caught; training went on for 37 steps" in words
+        assert "took 3.2 s longer than usual; 64.00 MiB stayed allocated since" in words
+    view = diagnosis_view.read(findings)
+    lines = diagnosis_lines(view)
+    assert any("RECOVERED" in line for line in lines)
+    assert not any("VERDICT" in line for line in lines)
+    assert diagnosis_view.sentences(view)[0].startswith("recovered from out of memory")

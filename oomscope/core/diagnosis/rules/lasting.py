@@ -165,6 +165,9 @@ def _ref_cycle(e: Evidence) -> Answer:
 def _exception_holds(e: Evidence) -> Answer:
     lint = e.lint_of("exception-kept", "caught-oom")
     repeated = e.oom is not None and e.oom.count > 1
+    if repeated and e.recovered is not None and (e.recovered.kept_bytes or 0) < 0.05 * (e.allocated or 0):
+        text = f"the job recovered {e.recovered.events} times, and nothing of a failed step stayed allocated"
+        return Excluded((Fact(text, "steps", e.recovered.kept_bytes),))
     said = e.signal("says:retry")
     if repeated and e.oom is not None:
         return Finding(

@@ -73,7 +73,7 @@ def _giant_found(e: Evidence, named: bool, most: float, big: int) -> Answer:
         "compute it in pieces, "
         "or fuse the operation that makes it.",
         t.facts(t.request_fact(e), t.shortfall_fact(e), t.group_fact(group) if group else None),
-        () if named else (t.SNAPSHOT,),
+        () if named or e.live else (t.SNAPSHOT,),
         where=group.where if group else None,
     )
 
