@@ -18,6 +18,7 @@ from oomscope.core.fixes.patches.text import (
     dotted,
     keyword,
     last_name,
+    names_used,
     parse,
 )
 from oomscope.errors import PatchDoesNotApply
@@ -48,16 +49,25 @@ class _InParts(cst.CSTTransformer):
         region = forward_region(updated_node.body, self.facts)
         if region is None:
             return updated_node
-        body = list(updated_node.body)
-        for place in range(*region):
-            call = self._call_in(body[place])
-            if call is not None:
-                model, batch = code_of(call.func), code_of(call.args[0].value)
-                body[place] = cst.ensure_type(
-                    body[place].deep_replace(call, self._parts(model, batch)), cst.SimpleStatementLine
-                )
-                self.changes.append(f"{model}({batch}) runs in {self.count} parts")
+        body: list[cst.BaseStatement] = []
+        for place, statement in enumerate(updated_node.body):
+            call = self._call_in(statement) if place in range(*region) else None
+            body += [statement] if call is None else self._in_parts(statement, call)
         return updated_node.with_changes(body=body)
+
+    def _in_parts(self, statement: cst.BaseStatement, call: cst.Call) -> list[cst.BaseStatement]:
+        """The statement with the parts in place of `call`; on a line of their own when it stands in an expression."""
+        model, batch = code_of(call.func), code_of(call.args[0].value)
+        self.changes.append(f"{model}({batch}) runs in {self.count} parts")
+        parts = f"torch.cat([checkpoint({model}, part, use_reentrant=False) for part in {batch}.chunk({self.count})])"
+        assigned = m.findall(statement, m.Assign())
+        if any(cst.ensure_type(each, cst.Assign).value is call for each in assigned):
+            made = statement.deep_replace(call, cst.parse_expression(parts))
+            return [cst.ensure_type(made, cst.SimpleStatementLine)]
+        name = next(each for each in ("outputs", "joined", "whole") if each not in names_used(statement))
+        first = cst.ensure_type(cst.parse_statement(f"{name} = {parts}"), cst.SimpleStatementLine)
+        rest = cst.ensure_type(statement.deep_replace(call, cst.Name(name)), cst.SimpleStatementLine)
+        return [first.with_changes(leading_lines=rest.leading_lines), rest.with_changes(leading_lines=[])]
 
     def _call_in(self, statement: cst.CSTNode) -> cst.Call | None:
         """The model's call in a simple statement, when it takes one variable and its result is one tensor."""
@@ -68,11 +78,6 @@ class _InParts(cst.CSTTransformer):
         form = m.Call(func=m.Name(), args=[m.Arg(value=m.Name(), keyword=None, star="")])
         calls = [cst.ensure_type(found, cst.Call) for found in m.findall(statement, form)]
         return next((call for call in calls if dotted(call.func) in self.facts.models), None)
-
-    def _parts(self, model: str, batch: str) -> cst.BaseExpression:
-        return cst.parse_expression(
-            f"torch.cat([checkpoint({model}, part, use_reentrant=False) for part in {batch}.chunk({self.count})])"
-        )
 
 
 def in_parts(source: str, options: Mapping[str, Any]) -> Patched:

@@ -229,6 +229,18 @@ def test_a_form_that_would_compute_something_else_is_refused(fix, source, why):
         patch(fix, source)
 
 
+def test_parts_inside_an_expression_get_a_line_of_their_own():
+    source = PLAIN.replace("out = model(x)\n        ", "").replace(
+        "mse_loss(out, y)", "mse_loss(model(x), y)  # L2"
+    )
+    code = patch("microbatch-exact", source).code
+    assert (
+        "        outputs = torch.cat([checkpoint(model, part, use_reentrant=False) for part in x.chunk(4)])\n"
+        in code
+    )
+    assert "        loss = nn.functional.mse_loss(outputs, y)  # L2\n" in code
+
+
 def test_a_leak_is_patched_on_the_reported_line_only():
     line = next(i for i, text in enumerate(SCRIPT.splitlines(), 1) if "losses.append" in text)
     code = patch("leak-detach", SCRIPT, {"line": line}).code
