@@ -32,12 +32,27 @@ class Tail:
         lost: records so far that the writer says it could not write (`gap`).
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, last: int | None = None) -> None:
+        """`last`: of what is there already read only so many bytes at the end."""
         self.path = Path(path)
         self.bad_lines = 0
         self.lost = 0
         self._offset = 0
         self._rest = b""
+        if last is not None:
+            self._skip(last)
+
+    def _skip(self, last: int) -> None:
+        """Start at the first whole line of the last `last` bytes."""
+        try:
+            with open(self.path, "rb") as stream:
+                start = os.fstat(stream.fileno()).st_size - last
+                if start > 0:
+                    stream.seek(start - 1)
+                    stream.readline(MAX_LINE_BYTES)
+                    self._offset = stream.tell()
+        except OSError:
+            return
 
     def poll(self) -> list[dict[str, Any]]:
         """The complete records appended since the last call.

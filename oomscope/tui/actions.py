@@ -102,8 +102,11 @@ _TIMELINE = (
 
 _SCREENS = (
     Action("live.pause", "space", "pause", "Pause", "Freeze the picture; the job goes on.", LIVE, 5),
-    Action("live.view", "v", "view", "View", "The selected rank, all ranks side by side, or peaks by phase.", LIVE, 4),
-    Action("live.sort", "o", "sort", "Sort", "Order ranks by number, headroom, peak or growth.", LIVE),
+    Action("live.view", "v", "view", "View", "The selected rank, all ranks side by side, peaks by phase, or the events.", LIVE, 4),
+    Action("live.sort", "o", "sort", "Sort", "Order ranks by number, headroom, peak or growth; a letter chooses.", LIVE),
+    Action("live.reverse", "O", "reverse", "Reverse", "Turn the order of the ranks round.", LIVE),
+    Action("live.nodes", "b", "nodes", "By node", "One line per node with the peaks of its ranks, or one line per rank.", LIVE),
+    Action("live.fold", "x", "fold", "Unfold", "Show or hide the ranks of the node under the cursor.", LIVE),
     Action("live.close", "escape", "back", "Back", "Put the time cursor away.", LIVE),
     Action("oom.why_not", "d", "why_not", "Why not", "Show or hide the causes that were ruled out.", OOM, 6),
     Action("oom.overrule", "space", "overrule", "Overrule", "Answer this question otherwise and walk the flowchart again.", OOM, 3),

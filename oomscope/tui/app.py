@@ -383,7 +383,9 @@ def run_app(
     Raises:
         SessionError: not a session folder.
     """
-    app = OomscopeApp(Session.open(session_path), on_quit=on_quit, readonly=readonly, start=start, settings=load())
+    app = OomscopeApp(
+        Session.open(session_path), on_quit=on_quit, readonly=readonly, start=start, settings=load()
+    )
     return app.run() or "leave"
 
 

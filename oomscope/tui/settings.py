@@ -9,7 +9,8 @@
     go.fixes = "f"
 
 The file is `$OOMSCOPE_CONFIG`, else `${XDG_CONFIG_HOME:-~/.config}/oomscope/config.toml`. It is the user's own: a
-project cannot change what a key does. A mistake in it never keeps the viewer from opening; what is wrong is said and left out.
+project cannot change what a key does. A mistake in it never keeps the viewer from opening; what is wrong is said and
+left out.
 """
 
 from __future__ import annotations

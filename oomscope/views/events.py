@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oomscope.views import wording
 from oomscope.views.coerce import flag, integer, text, texts
 
 
@@ -124,7 +123,7 @@ class Progress:
     total: int
 
     def sentence(self) -> str:
-        return f"predicting {self.fix}, {self.done} of {wording.plural(self.total, 'fix', 'fixes')} done"
+        return f"predicting {self.fix}, {self.done} of {self.total} done"
 
 
 def progress(records: Sequence[Mapping[str, Any]]) -> Progress | None:

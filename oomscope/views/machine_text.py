@@ -7,6 +7,7 @@ from typing import Any
 from oomscope.collect.base import Record
 from oomscope.units import GIB, format_bytes
 from oomscope.views.machine import GpuRow, MachineView, ProcessRow
+from oomscope.views.wording import short_gpu
 
 
 def bar(row: GpuRow, width: int) -> list[tuple[str, str]]:
@@ -36,13 +37,6 @@ def bar(row: GpuRow, width: int) -> list[tuple[str, str]]:
         edge = end
     out.append(("·" * (width - edge), "free"))
     return [(text, name) for text, name in out if text]
-
-
-def short_name(name: str) -> str:
-    """The name without the maker: "NVIDIA H100 80GB HBM3" becomes "H100 80GB"."""
-    for part in ("NVIDIA ", "GeForce ", "Tesla ", " HBM3", " HBM2e"):
-        name = name.replace(part, "")
-    return name
 
 
 def value(number: Any, unit: str = "", scale: float = 1.0) -> str:
@@ -97,7 +91,7 @@ def _gpu_line(row: GpuRow) -> str:
     if row.state == "ok" and record.get("throttle"):
         state = ",".join(record["throttle"])
     return (
-        f"{row.label:<5}{short_name(row.name)[:21]:<22}{value(record.get('utilization_pct'), '%'):>5}"
+        f"{row.label:<5}{short_gpu(row.name)[:21]:<22}{value(record.get('utilization_pct'), '%'):>5}"
         f"{used + '/' + format(row.total_bytes / GIB, '.1f'):>14}  {''.join(text for text, _ in bar(row, 24)):<24}"
         f"{value(record.get('temperature_c')):>4}{power_text(record):>9}{value(record.get('sm_clock_mhz')):>6}  {state}"
     )

@@ -28,6 +28,9 @@ class Rank(Protocol):
 
     rank: int
     state: str
+    host: str
+    pid: int
+    gpu_uuid: str | None
     step: int | None
     phase: str | None
     simulated: bool

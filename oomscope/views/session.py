@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +17,11 @@ import psutil
 from oomscope.errors import OomscopeError
 from oomscope.store import control
 from oomscope.store.files import read_json
-from oomscope.store.session import Attempt, Session
+from oomscope.store.session import ENDED, Attempt, Session
 from oomscope.views import compare, composition, diagnosis, events, fixes, ranks, series, status, wording
 from oomscope.views.coerce import clean, integer, items, text, texts
 from oomscope.views.frame import Frame
+from oomscope.views.gpus import GpuReadings
 from oomscope.views.protocols import Rank
 from oomscope.views.rank_events import RankEvents
 
@@ -61,6 +63,10 @@ class _JsonFile:
                 self.value, self.problem = {}, error.message
         return self.value
 
+    def trouble(self) -> events.EventLine:
+        """The problem as an event."""
+        return events.EventLine(self._seen[0] if self._seen else 0, "warn", self.problem)
+
 
 class _AttemptFiles:
     """The JSON files of one attempt and their views."""
@@ -77,8 +83,9 @@ class _AttemptFiles:
     def load(self, name: str) -> Mapping[str, Any]:
         return self._files[name].load()
 
-    def problems(self) -> list[str]:
-        return [file.problem for file in self._files.values() if file.problem]
+    def problems(self) -> list[events.EventLine]:
+        """Files that cannot be read, each at the time of its last change."""
+        return [file.trouble() for file in self._files.values() if file.problem]
 
     def diagnosis(self) -> diagnosis.Diagnosis | None:
         data = self.load("findings")
@@ -113,6 +120,7 @@ class SessionModel:
         self._histories: dict[int, tuple[tuple[int, ...], series.History]] = {}
         self._past_attempts: dict[int, _Past] = {}
         self._noticed = RankEvents()
+        self._gpus: tuple[Path, GpuReadings] | None = None
         self._supervisor_seen: tuple[int, list[events.EventLine]] = (-1, [])
         local = session.info.get("host") == socket.gethostname()
         self._host_total = psutil.virtual_memory().total if local else None
@@ -141,9 +149,9 @@ class SessionModel:
         live.poll()
         states: list[Rank] = sorted(live.ranks, key=lambda rank: int(rank.rank))
         histories = {state.rank: self._history(state) for state in states}
-        rows = tuple(ranks.rank_row(s, histories[s.rank], host_total_bytes=self._host_total) for s in states)
-        files = self._attempt_files()
         state = self.session.current_state()
+        files = self._attempt_files()
+        rows = self._rows(states, histories, files[-1].path if files else None, is_over=state in ENDED)
         stored = self.session.state()
         number = integer(stored, "attempt") or (files[-1].number if files else 1)
         self._noticed.notice(files[-1].number if files else number, states, rows)
@@ -175,7 +183,7 @@ class SessionModel:
             ranks=rows,
             histories=histories,
             phase_peaks=_phase_peaks(states),
-            events=self._events(live.events),
+            events=self._events(live.events, files),
             progress=progress,
             diagnosis=found,
             diagnosis_attempt=diagnosed.number if diagnosed else 0,
@@ -189,7 +197,7 @@ class SessionModel:
             is_attached=self.session.info.get("attached") is True,
             device_word=wording.kind_of_number(any(row.simulated for row in rows)),
             exception=exception,
-            problems=tuple(problem for f in files for problem in f.problems()),
+            problems=tuple(line.text for f in files for line in f.problems()),
         )  # fmt: skip
 
     def ask(self, do: str, *, fixes: Sequence[str] = (), rank: int | None = None) -> str:
@@ -201,6 +209,32 @@ class SessionModel:
         return control.send(self.session, do, fixes=tuple(fixes), rank=rank).id
 
     # -- parts of a frame --------------------------------------------------------------------
+
+    def _rows(
+        self,
+        states: Sequence[Rank],
+        histories: Mapping[int, series.History],
+        attempt: Path | None,
+        *,
+        is_over: bool,
+    ) -> tuple[ranks.RankRow, ...]:
+        """The rank table, each rank with the newest reading of its GPU."""
+        if attempt is not None and (self._gpus is None or self._gpus[0] != attempt):
+            self._gpus = (attempt, GpuReadings(attempt))
+        gpus = self._gpus[1] if self._gpus and not is_over else None
+        if gpus is not None:
+            gpus.poll()
+        now = time.time_ns()
+        return tuple(
+            ranks.rank_row(
+                state,
+                histories[state.rank],
+                host_total_bytes=self._host_total,
+                is_over=is_over,
+                gpu=gpus.of(state.gpu_uuid, state.host, state.pid, now) if gpus else None,
+            )
+            for state in states
+        )
 
     def _history(self, state: Rank) -> series.History:
         """A frozen copy of the rank's series, the old one while nothing was added."""
@@ -281,11 +315,16 @@ class SessionModel:
             )
         return found
 
-    def _events(self, records: Sequence[Mapping[str, Any]]) -> tuple[events.EventLine, ...]:
+    def _events(
+        self, records: Sequence[Mapping[str, Any]], files: Sequence[_AttemptFiles]
+    ) -> tuple[events.EventLine, ...]:
         if len(records) != self._supervisor_seen[0]:
             self._supervisor_seen = (len(records), events.supervisor_lines(records))
         # A stable sort: lines without a time of their own stay where they were noticed.
-        return tuple(sorted([*self._supervisor_seen[1], *self._noticed.lines], key=lambda line: line.t_ns))
+        unread = [line for each in files for line in each.problems()]
+        return tuple(
+            sorted([*self._supervisor_seen[1], *self._noticed.lines, *unread], key=lambda line: line.t_ns)
+        )
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,10 @@ def headline(
         facts.append(Fact(f"attempt {attempt}", 8))
     if ranks:
         count = wording.plural(len(ranks), "rank")
-        facts.append(Fact(count if nodes < 2 else f"{count} on {nodes} nodes", 5))
+        facts.append(Fact(count if nodes < 2 else f"{count} on {nodes} nodes", 8))
         device = next((row for row in ranks if row.on_device), None)
         if device is not None:
-            name = device.gpu or "GPU"
+            name = wording.short_gpu(device.gpu) or "GPU"
             facts.append(Fact(f"{name} (simulated)" if device.simulated else name, 6))
         else:
             facts.append(Fact("CPU, host memory", 6))
@@ -71,7 +71,8 @@ def alert(
     """The most urgent fact: the job's end, then a coming one, then what is unusual, then headroom."""
     if state == "predicting":
         said = progress.sentence() if progress else "predicting what each fix would do"
-        return Alert("warn", f"{said}; {_cause(diagnosis)}", "2", "why")
+        verdict = diagnosis.verdict if diagnosis else None
+        return Alert("warn", f"{verdict.clause()}: {said}" if verdict else said, "2", "why")
     if state == "diagnosing":
         return Alert("warn", "out of memory; finding the cause")
     if state == "waiting":

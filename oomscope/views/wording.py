@@ -38,6 +38,13 @@ def per_step(change: float | None) -> str:
     return f"{change / GIB:+.2f}".replace("-", "−")
 
 
+def short_gpu(name: str) -> str:
+    """The name without the maker and the kind of memory: "NVIDIA H100 80GB HBM3" becomes "H100 80GB"."""
+    for part in ("NVIDIA ", "GeForce ", "Tesla ", " HBM3", " HBM2e"):
+        name = name.replace(part, "")
+    return name
+
+
 def below(path: str, folder: str) -> str:
     """`path` relative to `folder` when it lies in it: shorter, and as exact for whoever runs the job from there."""
     prefix = folder.rstrip("/") + "/"

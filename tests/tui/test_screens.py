@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oomscope.protocol import layout
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.screens.dialogs import Confirm, QuitDialog
 from oomscope.tui.screens.help import HelpScreen
@@ -126,16 +127,114 @@ async def test_moving_in_the_table_changes_the_chart(
 
 
 async def test_more_than_16_ranks_start_with_the_least_headroom(
-    home: Path, opened: Any, sessions: Any
+    home: Path, opened: Any, sessions: Any, text_of: Any
 ) -> None:
     async with opened(sessions.eight_ranks(home, ranks=24, steps=40)) as pilot:
         table = pilot.app.screen.query_one(RankTable)
         assert table.shown_order == "headroom"
         leaking = {str(rank) for rank in range(24) if rank % 8 == 5}
         assert {row.key for row in table.rows[:3]} == leaking
-        await pilot.press("o", "o", "o")
-        assert table.shown_order == "rank"
+        await pilot.press("o")
+        await pilot.pause()
+        assert "least memory left first" in text_of(pilot.app)
+        await pilot.press("r")
+        await pilot.pause()
         assert [row.key for row in table.rows[:3]] == ["0", "1", "2"]
+        await pilot.press("O")
+        assert [row.key for row in table.rows[:3]] == ["23", "22", "21"]
+
+
+def on_nodes(session: Any, per_node: int) -> None:
+    """Spread the ranks of a recorded session over hosts."""
+    for path in sorted(session.attempts()[0].procs.iterdir()):
+        found = layout.parse_proc_file(path.name)
+        host = f"node-{'abcdefgh'[found.rank // per_node]}"
+        path.write_text(path.read_text().replace('"host":"node-a"', f'"host":"{host}"'))
+        path.rename(path.parent / layout.proc_file(found.rank, host, found.pid))
+
+
+async def test_ranks_by_node(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.eight_ranks(home, ranks=16, steps=40)
+    on_nodes(session, 8)
+    async with opened(session, size=(120, 36)) as pilot:
+        assert "16 ranks on 2 nodes" in text_of(pilot.app)
+        table = pilot.app.screen.query_one(RankTable)
+        await pilot.press("b")
+        await pilot.pause()
+        assert [row.key for row in table.rows] == ["node:node-a", "node:node-b"]
+        assert "▲ leak?" in text_of(pilot.app)
+        assert pilot.app.rank == 13
+        await pilot.press("home")
+        await pilot.pause()
+        assert pilot.app.rank == 5, "a node stands for the rank to look at first"
+        await pilot.press("end")
+        await pilot.pause()
+        await pilot.press("x")
+        await pilot.pause()
+        assert [row.key for row in table.rows][1:] == ["node:node-b", *map(str, range(8, 16))]
+        await pilot.press("down", "down")
+        await pilot.pause()
+        assert pilot.app.rank == 9
+        pilot.app.poll_now()
+        await pilot.pause()
+        assert table.cursor_key == "9"
+        await pilot.press("x", "b")
+        await pilot.pause()
+        assert table.rows[0].key == "0"
+
+
+async def test_what_the_driver_says_of_each_gpu(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    session = sessions.eight_ranks(home, ranks=2)
+    attempt = session.attempts()[0]
+    first = min(attempt.procs.iterdir())
+    first.write_text(first.read_text().replace('"gpu_uuid":null', '"gpu_uuid":"2f1c"'))
+    record = {"t": sessions.NOW_NS, "k": "gpu", "n": 0, "uuid": "GPU-2f1c", "utilization_pct": 97}
+    (attempt.path / "host").mkdir(exist_ok=True)
+    (attempt.path / "host" / "node-a.jsonl").write_text(json.dumps({**record, "power_mw": 651_000}) + "\n")
+    async with opened(session, size=(160, 40)) as pilot:
+        lines = text_of(pilot.app).splitlines()
+        assert "util  °C    W" in lines[3]
+        assert "97%   –  651" in lines[4]
+        assert "–   –    –" in lines[5]
+
+
+async def test_events_are_reachable_on_a_small_terminal(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        assert "6 cudaMalloc retries so far" not in text_of(pilot.app)
+        await pilot.press("v", "v", "v")
+        await pilot.pause()
+        assert "6 cudaMalloc retries so far" in text_of(pilot.app)
+
+
+async def test_dragging_over_the_chart_reads_a_range(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.eight_ranks(home), size=(120, 36)) as pilot:
+        chart = "#timeline"
+        await pilot.mouse_down(chart, offset=(20, 6))
+        await pilot.hover(chart, offset=(50, 6))
+        await pilot.mouse_up(chart, offset=(50, 6))
+        await pilot.pause()
+        assert "since step" in text_of(pilot.app)
+        await pilot.click(chart, offset=(30, 6))
+        await pilot.pause()
+
+
+async def test_right_button_opens_the_menu_of_the_screen(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.waiting(home), start="fixes") as pilot:
+        await pilot.click("#fixes", offset=(10, 2), button=3)
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, HelpScreen)
+        assert "Menu: Fixes" in text_of(pilot.app)
+        assert "Everywhere" not in text_of(pilot.app)
+        await pilot.press("enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert pilot.app.screen.query_one(FixList).chosen == ["micro-batch"]
 
 
 async def test_time_cursor_reads_the_series(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
@@ -147,9 +246,8 @@ async def test_time_cursor_reads_the_series(home: Path, opened: Any, sessions: A
         await pilot.press("m", "left")
         assert chart.cursor_step is not None
         await pilot.pause()
-        assert f"step {chart.cursor_step} low {history.low[chart.cursor_step] / 2**30:.2f}" in text_of(
-            pilot.app
-        )
+        low = history.low[chart.cursor_step] / 2**30
+        assert f"step {chart.cursor_step}  low {low:.2f} (" in text_of(pilot.app)
         await pilot.press("escape")
         assert chart.cursor_step is None
 
@@ -205,7 +303,7 @@ async def test_views_of_the_chart(home: Path, opened: Any, sessions: Any) -> Non
         await pilot.press("v")
         await pilot.pause()
         assert pilot.app.screen.has_class("-phases")
-        await pilot.press("v")
+        await pilot.press("v", "v")
         await pilot.pause()
         assert pilot.app.screen.has_class("-selected")
 
@@ -584,6 +682,7 @@ async def test_torn_json_is_reported_and_survived(
     async with opened(session, start="fixes") as pilot:
         assert "No fixes were predicted" in text_of(pilot.app)
         assert any("fixes.json" in problem for problem in pilot.app.frame.problems)
+        assert any("fixes.json" in line.text for line in pilot.app.frame.events)
 
 
 async def test_terminal_without_unicode_gets_ascii(

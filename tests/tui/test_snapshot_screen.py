@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from made_snapshots import MIB, Allocator, training, wrap
 from snapshot_pilot import app_for, made, press, settled
+from textual import events
 
 from oomscope.core.snapshot.curves import column_rows
 from oomscope.core.snapshot.flame import Node
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.icicle import Icicle, boxes
 from oomscope.tui.widgets.segments import SegmentMap
+from oomscope.tui.widgets.snapshot_timeline import AXIS
 from oomscope.tui.widgets.stackpane import StackPane
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -195,6 +197,65 @@ async def test_devices_are_walked(tmp_path: Path, text_of: Callable[..., str]) -
         assert "device 1" in text_of(pilot.app)
         await press(pilot, "d")
         assert "device 0" in text_of(pilot.app)
+
+
+async def test_the_filter_shows_while_it_is_typed(tmp_path: Path) -> None:
+    async with app_for(made(tmp_path, "a.pickle", training())).run_test(size=(120, 36)) as pilot:
+        view = await settled(pilot)
+        assert view._picture is not None
+        whole = len(view._picture.allocations)
+        await press(pilot, "slash", *"optim")
+        part = len(view._picture.allocations)
+        assert 0 < part < whole
+        await press(pilot, "escape")  # as it was before
+        assert len(view._picture.allocations) == whole
+        await press(pilot, "slash", *"optim", "enter")
+        assert len(view._picture.allocations) == part
+        await press(pilot, "slash", "backspace", "x", "escape")
+        assert view._wish.needle == "optim"
+
+
+async def test_the_mouse_marks_a_range_and_zooms(tmp_path: Path) -> None:
+    async with app_for(made(tmp_path, "a.pickle", training(steps=20))).run_test(size=(120, 36)) as pilot:
+        view = await settled(pilot)
+        assert view._picture is not None
+        rows = view._picture.timeline.rows.tolist()
+        await pilot.mouse_down("#timeline", offset=(AXIS + 10, 3))
+        await pilot.hover("#timeline", offset=(AXIS + 20, 3))
+        await pilot.hover("#timeline", offset=(AXIS + 30, 3))
+        await pilot.mouse_up("#timeline", offset=(AXIS + 30, 3))
+        await settled(pilot)
+        assert sorted(view._marks) == [rows[10], rows[30]]
+        assert view._wish.row == rows[30]
+        await press(pilot, "equals_sign")
+        assert (view._wish.start, view._wish.stop) == (rows[10], rows[30] + 1)
+        await press(pilot, "escape", "equals_sign")
+        assert view._painter is not None
+        chart, whole = view.query_one("#timeline"), len(view._painter.analysis.live.after)
+        for turn, span in ((events.MouseScrollUp, whole // 2), (events.MouseScrollDown, whole // 2 * 2)):
+            chart.post_message(turn(chart, AXIS + 10, 3, 0, 0, 0, shift=False, meta=False, ctrl=True))
+            await settled(pilot)
+            assert view._wish.stop - view._wish.start == span
+            assert view._wish.start <= rows[10] < view._wish.stop
+
+
+async def test_pools_are_walked_after_streams(tmp_path: Path, text_of: Callable[..., str]) -> None:
+    raw = training()
+    raw["segments"][0]["segment_pool_id"] = (0, 3)
+    async with app_for(made(tmp_path, "a.pickle", raw)).run_test(size=(120, 36)) as pilot:
+        await settled(pilot)
+        shown = []
+        for _ in range(4):
+            await press(pilot, "W")
+            shown.append(
+                [
+                    name
+                    for name in ("default pool", "pool 0.3", "pool not known")
+                    if name in text_of(pilot.app)
+                ]
+            )
+        assert ["default pool"] in shown
+        assert ["pool 0.3"] in shown
 
 
 async def test_streams_are_walked(tmp_path: Path, text_of: Callable[..., str]) -> None:

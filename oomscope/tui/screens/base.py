@@ -140,6 +140,13 @@ class BaseScreen(Screen[None]):
     def on_screen_resume(self, event: events.ScreenResume) -> None:
         self.refresh_frame()
 
+    def on_click(self, event: events.Click) -> None:
+        """The right button opens what this screen can do as a menu."""
+        if event.button == 3:
+            from oomscope.tui.screens.help import HelpScreen
+
+            self.app.push_screen(HelpScreen(self, menu=True))
+
     def on_resize(self, event: events.Resize) -> None:
         columns, rows = MINIMUM
         self.set_class(event.size.width < columns or event.size.height < rows, "-too-small")

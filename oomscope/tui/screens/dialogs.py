@@ -5,7 +5,7 @@ The cursor starts on the choice that changes nothing; escape takes that choice t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from textual import events
@@ -84,7 +84,8 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield _Body(self._body)
+            if self._body:
+                yield _Body(self._body)
             yield _Choices(self._choices)
 
     def on_mount(self) -> None:
@@ -99,7 +100,7 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
         elif any(event.key == choice for choice, _, _ in self._choices):
             event.stop()
             self.choose(event.key)
-        elif event.key in ("pageup", "pagedown"):
+        elif event.key in ("pageup", "pagedown") and self._body:
             event.stop()
             self.query_one(_Body).action_page(-1 if event.key == "pageup" else 1)
 
@@ -127,6 +128,22 @@ class Confirm(Dialog[bool]):
 
     def choose(self, key: str) -> None:
         self.dismiss(key == "y")
+
+
+class SortDialog(Dialog[str]):
+    """An order by its first letter; the cursor starts on the one in force."""
+
+    def __init__(self, title: str, orders: Mapping[str, str], now: str) -> None:
+        self._orders = list(orders)
+        super().__init__(title, (), [(name[0], name, note) for name, note in orders.items()])
+        self._now = now
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one(_Choices).select(self._now[:1], quiet=True)
+
+    def choose(self, key: str) -> None:
+        self.dismiss(next(name for name in self._orders if name[0] == key))
 
 
 _RUNNING = (

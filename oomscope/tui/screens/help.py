@@ -52,7 +52,7 @@ class HelpList(LineList):
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         rows: list[Row] = []
-        if not self.words:
+        if not self.words and self._text:
             rows += [Row([(line, "dim")]) for line in wrap(self._text, width)]
         group = ""
         found = self.matching()
@@ -101,20 +101,24 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen Input { height: 1; border: none; padding: 0; background: $background; margin-bottom: 1; }
     """
 
-    def __init__(self, below: BaseScreen) -> None:
+    def __init__(self, below: BaseScreen, *, menu: bool = False) -> None:
+        """`menu`: only what the screen itself can do, without its description; for the right mouse button."""
         super().__init__()
-        self._below = below
+        self._below, self._menu = below, menu
         self._entries = entries_of(below)
+        if menu:
+            others = (actions.EVERYWHERE, actions.LISTS)
+            self._entries = [entry for entry in self._entries if entry.group not in others] or self._entries
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Input(placeholder="type to search the keys of this screen", compact=True)
-            yield HelpList(self._below.HELP, self._entries)
+            yield HelpList("" if self._menu else self._below.HELP, self._entries)
 
     def on_mount(self) -> None:
         box = self.query_one(Vertical)
         label = next((full for mode, full, _ in actions.TABS if mode == self._below.MODE), "oomscope")
-        box.border_title = f"Help: {label}"
+        box.border_title = f"{'Menu' if self._menu else 'Help'}: {label}"
         box.border_subtitle = "↑↓ choose · enter runs it · esc closes"
         self.query_one(Input).focus()
 

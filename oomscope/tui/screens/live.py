@@ -11,6 +11,7 @@ from textual.css.query import NoMatches
 
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
+from oomscope.tui.screens.dialogs import SortDialog
 from oomscope.tui.widgets.composition import CompositionBars
 from oomscope.tui.widgets.eventlog import EventLog, ProgressLines
 from oomscope.tui.widgets.lines import LineList
@@ -22,7 +23,7 @@ from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert
 from oomscope.views.ranks import ORDERS, RankRow
 
-_VIEWS = ("selected", "all", "phases")
+_VIEWS = ("selected", "all", "phases", "events")
 #: More small charts than this would be too small to read; the table shows the rest.
 _MAX_MULTIPLES = 16
 
@@ -50,10 +51,14 @@ class LiveScreen(BaseScreen):
     LiveScreen.-wide #grid { grid-size: 4; }
     LiveScreen PhaseBars, LiveScreen CompositionBars { display: none; }
     LiveScreen.-all #grid { display: block; }
-    LiveScreen.-all #timeline, LiveScreen.-phases #timeline, LiveScreen.-made-up #timeline { display: none; }
+    LiveScreen.-all #timeline, LiveScreen.-phases #timeline { display: none; }
     LiveScreen.-phases PhaseBars, LiveScreen.-made-up CompositionBars { display: block; }
+    LiveScreen.-made-up PhaseBars { height: auto; padding-bottom: 1; }
+    LiveScreen.-phases CompositionBars { height: 1fr; }
     LiveScreen #events { width: 48; height: 1fr; }
     LiveScreen.-narrow #events, LiveScreen.-short #events { display: none; }
+    LiveScreen.-events #charts, LiveScreen.-events #progress { display: none; }
+    LiveScreen.-events #events { display: block; width: 1fr; }
     LiveScreen.-wide.-tall #progress { display: none; }
     """
 
@@ -89,7 +94,7 @@ class LiveScreen(BaseScreen):
         table = self.query_one(RankTable)
         table.limit = max(3, min(16, self.size.height - 12))
         table.show(frame.ranks)
-        table.select(str(self.host.rank), quiet=True)
+        table.point_at(self.host.rank)
         self.query_one(ProgressLines).show(frame.events)
         self.query_one(EventLog).show(frame.events)
         row = frame.row(self.host.rank)
@@ -97,18 +102,18 @@ class LiveScreen(BaseScreen):
         peaks = frame.phase_peaks.get(self.host.rank, {})
         made_up = frame.composition if frame.diagnosis_attempt == frame.attempt else None
         if view == "selected" and not frame.history(self.host.rank).peak and (peaks or made_up):
-            # The first step has not ended: its phases, or what filled it, are all there is to see.
-            view = "phases" if peaks else "made-up"
-        for name in (*_VIEWS, "made-up"):
+            # The first step has not ended: its phases and what filled them are all there is to see.
+            view = "phases"
+        for name in _VIEWS:
             self.set_class(name == view, f"-{name}")
+        self.set_class(view == "phases" and made_up is not None, "-made-up")
         if view == "selected":
             self.query_one("#timeline", Timeline).show(timeline_data(frame, row))
         elif view == "all":
             self._show_multiples(frame)
-        elif view == "made-up":
-            self.query_one(CompositionBars).show(made_up, frame.device_word)
-        else:
+        elif view == "phases":
             self.query_one(PhaseBars).show(row, peaks)
+            self.query_one(CompositionBars).show(made_up, frame.device_word)
 
     def _show_multiples(self, frame: Frame) -> None:
         grid = self.query_one("#grid", Container)
@@ -144,11 +149,12 @@ class LiveScreen(BaseScreen):
     # -- events and actions ------------------------------------------------------------------
 
     def on_line_list_moved(self, message: LineList.Moved) -> None:
-        if message.lines.id == "ranks" and message.key:
-            self.host.show_rank(int(message.key))
+        rank = self.query_one(RankTable).rank_of(message.key) if message.lines.id == "ranks" else None
+        if rank is not None:
+            self.host.show_rank(rank)
 
     def on_line_list_opened(self, message: LineList.Opened) -> None:
-        if message.lines.id == "ranks":
+        if message.lines.id == "ranks" and not self.query_one(RankTable).fold():
             frame = self.host.frame
             row = frame.row(int(message.key)) if frame else None
             self.host.action_go("oom" if row is not None and row.state == "oom" else "snapshot")
@@ -167,9 +173,28 @@ class LiveScreen(BaseScreen):
 
     def action_sort(self) -> None:
         table = self.query_one(RankTable)
-        table.order = ORDERS[(ORDERS.index(table.shown_order) + 1) % len(ORDERS)]
-        table.invalidate()
-        self.notify(f"ranks by {table.order}")
+
+        def decided(order: str | None) -> None:
+            if order:
+                table.order = order
+                table.renew()
+
+        self.app.push_screen(SortDialog("Order ranks by", ORDERS, table.shown_order), decided)
+
+    def action_reverse(self) -> None:
+        table = self.query_one(RankTable)
+        table.reverse = not table.reverse
+        table.renew()
+
+    def action_nodes(self) -> None:
+        table = self.query_one(RankTable)
+        table.grouped = not table.grouped
+        table.renew()
+        table.point_at(self.host.rank)
+
+    def action_fold(self) -> None:
+        if not self.query_one(RankTable).fold():
+            self.notify("b groups the ranks by node first")
 
     def action_cursor(self, delta: int) -> None:
         self._timeline.move_cursor(delta)

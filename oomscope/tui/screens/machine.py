@@ -28,7 +28,8 @@ from oomscope.tui.widgets.spans import Row, Span, clip, columns
 from oomscope.units import GIB, format_bytes
 from oomscope.views.headline import Alert, Fact, Headline
 from oomscope.views.machine import GpuRow, MachineView, ProcessRow, machine_view
-from oomscope.views.machine_text import bar, power_text, short_name, value, who
+from oomscope.views.machine_text import bar, power_text, value, who
+from oomscope.views.wording import short_gpu
 
 MACHINE = "Machine"
 MACHINE_ACTIONS = (
@@ -77,7 +78,7 @@ class GpuList(LineList):
         spans: list[Span] = [
             ("›" if row.uuid == self.cursor_key else " ", "bold"),
             (f"{row.label:<5}", "bold"),
-            (f"{clip(short_name(row.name), name_width - 1):<{name_width}}", ""),
+            (f"{clip(short_gpu(row.name), name_width - 1):<{name_width}}", ""),
             (f"{value(record.get('utilization_pct'), '%'):>5}  ", ""),
             *bar(row, bar_width),
             (f"{used + '/' + format(row.total_bytes / GIB, '.0f'):>11}", "bold"),

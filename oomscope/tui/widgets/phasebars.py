@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from textual.geometry import Size
+
 from oomscope.protocol.records import PHASES
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span
+from oomscope.tui.widgets.spans import Row, Span, wrap
 from oomscope.views import wording
 from oomscope.views.ranks import RankRow
 
@@ -24,14 +26,16 @@ class PhaseBars(LineList):
             self._row, self._peaks = row, peaks
             self.invalidate()
 
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        head, rows = self.build(max(1, width))
+        return len(head) + len(rows)
+
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         row = self._row
         if row is None or not self._peaks:
-            lines = (
-                "No peaks by phase for this rank.",
-                "They are recorded with oomscope run --detail, on a simulated device, and in every rerun.",
-            )
-            return [], [Row([("", "")]), Row([("  " + lines[0], "bold")]), Row([("  " + lines[1], "dim")])]
+            note = "They are recorded with oomscope run --detail, on a simulated device, and in every rerun."
+            lines = [Row([(" " + line, "dim")]) for line in wrap(note, max(20, width - 2))]
+            return [], [Row([(" No peaks by phase for this rank.", "bold")]), *lines]
         top = max(row.usable_bytes or 0, *self._peaks.values(), 1)
         room = max(8, width - 24)
         head: list[Span] = [

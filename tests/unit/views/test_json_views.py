@@ -257,7 +257,7 @@ def test_prediction_progress_is_one_line() -> None:
     assert [line.text for line in lines] == ["predicting c (3 of 3)"]
     progress = events.progress(records)
     assert progress is not None
-    assert progress.sentence() == "predicting c, 3 of 3 fixes done"
+    assert progress.sentence() == "predicting c, 3 of 3 done"
     assert events.progress([*records, {"k": "predicted"}]) is None
 
 

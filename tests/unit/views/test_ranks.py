@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oomscope.live.state import RankState
-from oomscope.views.ranks import ORDERS, ordered, rank_row
+from oomscope.views.ranks import ORDERS, by_node, ordered, rank_row
 from oomscope.views.series import EMPTY, History
 
 GIB = 1 << 30
@@ -94,3 +94,24 @@ def test_orders() -> None:
     ]
     found = {order: [row.rank for row in ordered(rows, order)] for order in ORDERS}
     assert found == {"rank": [0, 1, 2], "headroom": [1, 2, 0], "peak": [1, 2, 0], "growth": [2, 0, 1]}
+
+
+def test_rank_of_an_ended_session_that_never_said_how_it_ended_is_lost() -> None:
+    assert rank_row(state(), growing(0), is_over=True).status == "! lost"
+    assert rank_row(state(state="done"), growing(0), is_over=True).status == "done"
+    assert rank_row(state(), growing(0)).status == "ok"
+
+
+def test_ranks_by_node() -> None:
+    rows = [
+        rank_row(state(rank=0, host="b", peak_allocated_bytes=70 * GIB), EMPTY),
+        rank_row(state(rank=1, host="b", state="oom"), EMPTY),
+        rank_row(state(rank=2, host="a", peak_allocated_bytes=75 * GIB), EMPTY),
+        rank_row(state(rank=3, host="a"), EMPTY),
+    ]
+    nodes = by_node(rows, "rank")
+    assert [(node.name, [row.rank for row in node.ranks]) for node in nodes] == [("b", [0, 1]), ("a", [2, 3])]
+    assert [node.worst.rank for node in nodes] == [1, 2]
+    assert nodes[1].headroom_bytes == 5 * GIB
+    assert [node.name for node in by_node(rows, "headroom")] == ["a", "b"]
+    assert [node.name for node in by_node(rows, "rank", reverse=True)] == ["a", "b"]

@@ -36,7 +36,7 @@ def alert(session: Session) -> Alert:
         ("starting", "waiting for the first reading", ""),
         (
             "predicting",
-            "predicting amp-bf16, 2 of 5 fixes done; out of memory: activations exceed the card",
+            "activations exceed the card: predicting amp-bf16, 2 of 5 done",
             "2",
         ),
         ("waiting", "out of memory: activations exceed the card; 3 fixes fit", "4"),
