@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oomscope.core.fixes import Fix, JobFacts
+from oomscope.core.fixes import Fix, How, JobFacts
 from oomscope.core.fixes.environment import OLD_NAME, merge_allocator_settings, split_settings
 from oomscope.core.fixes.model import Plan
 from oomscope.core.fixes.prediction import Outcome, effect, floor_sentence, outlook
@@ -72,7 +72,7 @@ class Predictions:
             "saving_bytes": None,
             "predicted": None,
             "unpredicted": None,
-            "how": [how.value for how in fix.how],
+            "how": self._how(fix),
             "conflicts": sorted(fix.conflicts),
             "effort_s": fix.effort_s,
             "verify": fix.verify,
@@ -86,6 +86,11 @@ class Predictions:
         elif usable and not fix.advice:
             entry["unpredicted"] = self._why_unpredicted(fix)
         return entry
+
+    def _how(self, fix: Fix) -> list[str]:
+        """The ways in which it can be applied here; no source patch where that one refuses this script."""
+        without = {How.SOURCE} if fix.id in self.patches.refused and not is_patch_only(fix) else set()
+        return [how.value for how in fix.how if how not in without]
 
     def _why_unpredicted(self, fix: Fix) -> str:
         if self.note:

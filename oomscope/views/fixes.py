@@ -72,6 +72,8 @@ class FixRow:
     """Why there is no prediction."""
     verify: str
     undo: str
+    no_diff: str = ""
+    """Why there is no source change for this script."""
 
     @property
     def can_be_ticked(self) -> bool:
@@ -187,6 +189,7 @@ def _row(item: Mapping[str, Any]) -> FixRow:
         unpredicted=text(item, "unpredicted"),
         verify=text(item, "verify"),
         undo=text(item, "undo"),
+        no_diff=text(preview, "diff_note"),
     )
 
 
@@ -288,6 +291,8 @@ def preview(fixes: Fixes, chosen: Sequence[str], command: Sequence[str]) -> list
             note = "what it would be as a source change" if row.runtime else "source change, on a copy"
             lines.append(PreviewLine("heading", f"{row.id}: {note}"))
             lines += [_diff_line(line) for line in row.diff.splitlines()]
+        elif row.no_diff:
+            lines.append(PreviewLine("text", f"{row.id}: no source change: {row.no_diff}"))
     return lines
 
 
