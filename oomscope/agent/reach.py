@@ -7,6 +7,7 @@ Nothing of the script's own code runs: only exact built-in containers are opened
 from __future__ import annotations
 
 import collections
+import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -116,11 +117,11 @@ class Walk:
     def _open(self, value: Any, kind: type, place: Place, depth: int) -> None:
         path = place.path
         if kind in _MAPPINGS:
-            for key, item in _ends(list(value.items())):
+            for key, item in _ends(value.items()):
                 shown = repr(key)[:40] if type(key) in (str, int) else "…"
                 self._add(item, place._replace(path=f"{path}[{shown}]"), depth + 1)
         elif kind in _SEQUENCES:
-            for number, item in _ends(list(enumerate(value))):
+            for number, item in _numbered_ends(value):
                 self._add(item, place._replace(path=f"{path}[{number}]"), depth + 1)
         elif kind is types.FunctionType:
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
@@ -149,5 +150,17 @@ class Walk:
                 self._add(item, place._replace(path=f"{place.path}.{name}"), depth + 1)
 
 
-def _ends(items: list[Any]) -> list[Any]:
-    return items if len(items) <= 2 * _WIDE else items[:_WIDE] + items[-_WIDE:]
+def _ends(items: Any) -> list[Any]:
+    """The first and the last of `items`, without a look at what lies between: a data set may have millions."""
+    if len(items) <= 2 * _WIDE:
+        return list(items)
+    first = list(itertools.islice(items, _WIDE))
+    last = [] if isinstance(items, (set, frozenset)) else list(itertools.islice(reversed(items), _WIDE))
+    return first + last[::-1]
+
+
+def _numbered_ends(items: Any) -> list[tuple[int, Any]]:
+    """(index, item) of the first and the last of a sequence or set."""
+    ends = _ends(items)
+    after = len(items) - len(ends)
+    return [(number if number < _WIDE else number + after, item) for number, item in enumerate(ends)]
