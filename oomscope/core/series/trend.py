@@ -24,6 +24,10 @@ NOISE_BYTES = MIB
 NOISE_SHARE = 0.005
 """Rises below half a percent of the level over the whole series are noise."""
 
+_RESEMBLANCE_POINTS = 8
+_MOST_RESEMBLANCE = 0.95
+"""Fewer points do not show how much neighbours resemble each other; more than this is a trend of its own."""
+
 #: Two-sided 95 % quantiles of Student's t by degrees of freedom. Source: any table; beyond 30 the normal
 #: value.
 _T95 = (
@@ -66,6 +70,13 @@ class Trend:
             return None
         return max(0.0, (limit - (self.last if level is None else level)) / self.slope)
 
+    def steps_range(self, limit: float, level: float | None = None) -> tuple[float, float] | None:
+        """(fewest, most) steps until `level` reaches `limit`, over the interval of the slope. None without growth."""
+        if self.kind != "leak" or self.low <= 0:
+            return None
+        left = max(0.0, limit - (self.last if level is None else level))
+        return left / self.high, left / self.low
+
 
 def _fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
     """(slope, half width of its 95 % interval, R²) by least squares; xs are not all equal."""
@@ -79,9 +90,27 @@ def _fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]
     r2 = 1.0 - rest / syy if syy > 0 else 0.0
     if n < 3:
         return slope, math.inf, r2
-    error = math.sqrt(rest / (n - 2) / sxx)
-    t = _T95[n - 3] if n - 3 < len(_T95) else 1.96
+    worth = _worth([y - my - slope * (x - mx) for x, y in zip(xs, ys, strict=True)])
+    error = math.sqrt(rest / (n - 2) / sxx / worth)
+    freedom = max(1, round(n * worth) - 2)
+    t = _T95[freedom - 1] if freedom <= len(_T95) else 1.96
     return slope, t * error, r2
+
+
+def _worth(residuals: Sequence[float]) -> float:
+    """How much a point tells where neighbours resemble each other: 1 for independent ones, less otherwise.
+
+    Residuals with lag-1 correlation r carry the information of (1 − r) / (1 + r) as many points. After a line was
+    fitted, an estimate of r from n points is too small by about (2 + 4 r) / n, and is corrected for it. Source: Santer
+    et al. 2000, adjusted degrees of freedom of a trend; the correction reaches the coverage that a simulation shows.
+    """
+    n = len(residuals)
+    power = sum(r * r for r in residuals)
+    if n < _RESEMBLANCE_POINTS or power <= 0:
+        return 1.0
+    r = sum(a * b for a, b in pairwise(residuals)) / power
+    r = min(_MOST_RESEMBLANCE, max(0.0, r + (2 + 4 * max(0.0, r)) / n)) if r > 0 else 0.0
+    return (1 - r) / (1 + r)
 
 
 def judge(steps: Sequence[int], values: Sequence[float | None], *, warm_up: int = WARM_UP_STEPS) -> Trend:

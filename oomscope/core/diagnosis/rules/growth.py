@@ -11,6 +11,8 @@ from oomscope.core.diagnosis.rules import tools as t
 
 GRAPH_LINT = ("graph-append", "graph-sum", "retain-graph", "hidden-state")
 CONTAINER_LINT = ("container-append",)
+_PACE_STEPS = 32
+"""So many last steps tell the pace of a job."""
 
 
 def _no_growth(e: Evidence) -> Excluded | None:
@@ -144,14 +146,29 @@ def _graph_measured(e: Evidence, lint: LintFact | None) -> Answer:
 
 
 def _eta(e: Evidence) -> tuple[Fact, ...]:
+    """When the card is full at this rate: steps with their interval, and the time that they take."""
     if e.trend is None or e.capacity is None or e.failed:
         return ()
-    left = e.trend.steps_until(e.capacity, e.rank.peak_allocated_bytes if e.rank else None)
-    return (
-        (Fact(f"at this rate the card is full in about {left:.0f} steps", "steps", round(left)),)
-        if left is not None
-        else ()
+    level = e.rank.peak_allocated_bytes if e.rank else None
+    left, between = e.trend.steps_until(e.capacity, level), e.trend.steps_range(e.capacity, level)
+    if left is None or between is None:
+        return ()
+    text = (
+        f"at this rate the card is full in about {left:,.0f} steps ({between[0]:,.0f} to {between[1]:,.0f})"
     )
+    return (Fact(text + _duration(e, left), "steps", round(left)),)
+
+
+def _duration(e: Evidence, steps: float) -> str:
+    """What so many steps take, at the pace of the last ones; "" where nobody knows."""
+    ends = [row.end_ns for row in (e.rank.steps if e.rank else ())[-_PACE_STEPS:] if row.end_ns is not None]
+    if len(ends) < 2 or ends[-1] <= ends[0] or (e.rank is not None and e.rank.simulated):
+        return ""
+    seconds = steps * (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f", {seconds / length:.0f} {unit}"
+    return f", {seconds:.0f} seconds"
 
 
 def _lint_fact(lint: LintFact | None) -> Fact | None:

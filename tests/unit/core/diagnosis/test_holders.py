@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from oomscope.core.diagnosis import Evidence, diagnose
-from oomscope.core.diagnosis.evidence import GrowthGroup, HolderFact, HostFact, RankFact, Where
+from oomscope.core.diagnosis.evidence import GrowthGroup, HolderFact, HostFact, RankFact, StepRow, Where
 from oomscope.core.diagnosis.rules import tools
 from oomscope.core.lint.additions import additions
 from oomscope.core.series.trend import judge
@@ -109,3 +109,14 @@ def test_lines_that_add_come_with_those_in_loops_first():
     assert lines("nothing") == []
     assert lines("a b") == []
     assert additions("def (", "x") == []
+
+
+def test_the_time_until_the_card_is_full_has_a_range_and_a_duration():
+    rows = tuple(StepRow(n, low=GIB + n * 10 * MIB, end_ns=n * 2_000_000_000) for n in range(30))
+    rank = RankFact(0, capacity_bytes=8 * GIB, peak_allocated_bytes=2 * GIB, steps=rows)
+    noisy = judge(list(range(30)), [GIB + n * 10 * MIB + (n * 7 % 5) * MIB for n in range(30)])
+    found = best(Evidence(rank=rank, trend=noisy, holders=(holder(),)))
+    said = next(fact.text for fact in found.finding.evidence if "full in about" in fact.text)
+    assert said.endswith("20 minutes")
+    simulated = best(Evidence(rank=replace(rank, simulated=True), trend=noisy, holders=(holder(),)))
+    assert not any("minutes" in fact.text for fact in simulated.finding.evidence)
