@@ -5,7 +5,6 @@ A filter over finished lines: widgets draw as always, and each character is repl
 
 from __future__ import annotations
 
-import locale
 import os
 from collections.abc import Mapping
 
@@ -42,16 +41,22 @@ class AsciiFilter(LineFilter):
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
 
+#: What Python itself puts into LC_CTYPE when it is started in the C locale (PEP 538): not the user's word.
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+
+
 def wants_ascii(environ: Mapping[str, str] | None = None) -> bool:
-    """The Linux console, a locale that is not UTF-8, or `OOMSCOPE_ASCII=1`."""
+    """The Linux console, a locale that is named and is not UTF-8, or `OOMSCOPE_ASCII=1`.
+
+    Without any locale, as in most containers, terminals show UTF-8 all the same.
+    """
     environ = os.environ if environ is None else environ
     if environ.get("OOMSCOPE_ASCII"):
         return environ["OOMSCOPE_ASCII"] != "0"
-    encoding = locale.getpreferredencoding(False).lower().replace("-", "")
-    return environ.get("TERM") == "linux" or encoding in (
-        "ascii",
-        "ansi_x3.41968",
-        "usascii",
-        "latin1",
-        "iso88591",
-    )
+    if environ.get("TERM") == "linux":
+        return True
+    language, kind = environ.get("LANG", ""), environ.get("LC_CTYPE", "")
+    if kind in _COERCED and language:
+        kind = ""
+    named = environ.get("LC_ALL") or kind or language
+    return bool(named) and "utf" not in named.lower()

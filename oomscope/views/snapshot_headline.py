@@ -9,10 +9,13 @@ from oomscope.views.headline import Alert, Fact, Headline
 from oomscope.views.snapshot import count, plain
 from oomscope.views.snapshot_exact import Failure
 
+_NAME = 36
+"""Characters of a file name: with a peak they fit in 80 columns."""
+
 
 def snapshot_headline(name: str, analysis: DeviceAnalysis | None) -> Headline:
     """File, rank, size of the history, peak; without an analysis the file's name alone."""
-    facts = [Fact(plain(name), 9)]
+    facts = [Fact(_shortened(plain(name)), 9)]
     if analysis is not None:
         rank = analysis.snapshot.identity.rank
         if rank is not None:
@@ -21,8 +24,14 @@ def snapshot_headline(name: str, analysis: DeviceAnalysis | None) -> Headline:
         facts.append(Fact(f"{format_bytes(analysis.totals.reserved)} reserved at the end", 3))
         if analysis.history.is_usable:
             row = analysis.peak[1] + analysis.device.skipped_events
-            facts.append(Fact(f"peak {format_bytes(analysis.peak[0])} @ event {row:,}", 7))
+            facts.append(Fact(f"peak {format_bytes(analysis.peak[0])}", 7))
+            facts.append(Fact(f"at event {row:,}", 2))
     return Headline("◫", "info", "SNAPSHOT", tuple(facts))
+
+
+def _shortened(name: str) -> str:
+    """A file name with its beginning and its end, so that room for a fact is left."""
+    return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 1]}…{name[-_NAME // 2 :]}"
 
 
 def snapshot_alert(analysis: DeviceAnalysis, failure: Failure | None = None) -> Alert:

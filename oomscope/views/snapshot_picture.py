@@ -101,6 +101,7 @@ class Painter:
         self._part: tuple[Part, BoolArray] | None = None
         self._segments: tuple[tuple[int, ExactReplay | None, str], SegmentPicture] | None = None
         self.label = lru_cache(maxsize=100_000)(self._label)
+        self.searched = lru_cache(maxsize=100_000)(self._searched)
 
     def _label(self, stack: int) -> str:
         return stack_label(self.analysis.snapshot.stacks, stack)
@@ -195,7 +196,7 @@ class Painter:
             keep &= np.isin(stack, list(wish.stacks))
         if wish.needle:
             needle = wish.needle.lower()
-            named = [one for one in np.unique(stack).tolist() if needle in self._searched(one)]
+            named = [one for one in np.unique(stack).tolist() if needle in self.searched(one)]
             kinds = [int(each) for each in Category if needle in each.label]
             keep &= np.isin(stack, named) | np.isin(self.analysis.category[alive], kinds)
         return alive[keep]

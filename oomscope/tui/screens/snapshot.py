@@ -14,20 +14,10 @@ from textual.widgets import Input
 
 from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.history import sentence
-from oomscope.store.snapshots import Limits, Selection
 from oomscope.tui.actions import make_bindings
 from oomscope.tui.screens.snapshot_actions import SCREEN_ACTIONS
-from oomscope.tui.screens.snapshot_file_keys import SnapshotFileKeys
-from oomscope.tui.screens.snapshot_work import (
-    Loaded,
-    LoadFailed,
-    LoadProgress,
-    PictureMaker,
-    PictureReady,
-    Replayed,
-    Replays,
-    load,
-)
+from oomscope.tui.screens.snapshot_file import SnapshotFile
+from oomscope.tui.screens.snapshot_work import PictureMaker, PictureReady, Replayed
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.frame import AlertLine, TitleLine
 from oomscope.tui.widgets.icicle import Icicle
@@ -48,7 +38,7 @@ ALL_AT = (130, 36)
 """Columns and rows from which all views are shown at once."""
 
 
-class SnapshotScreen(SnapshotFileKeys):
+class SnapshotScreen(SnapshotFile):
     """Timeline, icicle, allocations and segments of one memory snapshot."""
 
     MODE = "snapshot"
@@ -81,16 +71,14 @@ class SnapshotScreen(SnapshotFileKeys):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loading: Path | None = None
         self._view = "icicle"
         self._with_reserved = True
+        self._needle_before = ""
+        """The filter that was there when its box was opened."""
         self._chosen = ""
         """The view in which something was selected last: "icicle" or "allocations"."""
         self._maker = PictureMaker(
             self, lambda run: self.run_worker(run, thread=True, group="picture", exit_on_error=False)
-        )
-        self._replays = Replays(
-            self, lambda run: self.run_worker(run, thread=True, group="replay", exit_on_error=False)
         )
 
     # -- frame -------------------------------------------------------------------------------
@@ -177,55 +165,7 @@ class SnapshotScreen(SnapshotFileKeys):
         is_newest = picture is not None and picture.segments.replay is painter.exact
         return not (answered and is_newest) or self._replays.is_running(painter.analysis)
 
-    # -- loading -----------------------------------------------------------------------------
-
-    def _open(self, path: Path) -> None:
-        self._loading = path
-        self.show_missing(
-            f"Reading {path.name} …", "esc leaves it; the file is read in a process of its own."
-        )
-        limits, selection = self.host_options()
-        self.run_worker(
-            lambda: load(self, path, limits, selection),
-            thread=True,
-            exclusive=True,
-            group="load",
-            exit_on_error=False,
-        )
-
-    def host_options(self) -> tuple[Limits, Selection]:
-        """Limits and selection that the command line gave, if it did."""
-        found = getattr(self.host, "snapshot_options", None)
-        return found if found is not None else (Limits(), Selection())
-
-    def on_load_progress(self, message: LoadProgress) -> None:
-        if message.path == self._loading:
-            done = int(message.fraction * 30)
-            self.show_missing(
-                f"Reading {message.path.name} …", f"{'█' * done}{'·' * (30 - done)} {message.text}"
-            )
-
-    def on_load_failed(self, message: LoadFailed) -> None:
-        if message.path == self._loading:
-            self._loading = None
-            self._path = message.path
-            self._painter = None
-            self.show_missing(message.error.message, message.error.hint or "")
-            self.refresh_frame()
-
-    def on_loaded(self, message: Loaded) -> None:
-        if message.path != self._loading:
-            return
-        self._loading, self._path = None, message.path
-        self._replays.forget()
-        self._analyses = message.analyses
-        if not any(len(each.lives) for each in message.analyses):
-            self._painter = None
-            self.show_missing(f"{message.path.name} holds no memory: no segments, no history.")
-            return
-        busiest = max(message.analyses, key=lambda each: (len(each.device.events), each.totals.reserved))
-        self.show_missing()
-        self._use(busiest)
+    # -- pictures ----------------------------------------------------------------------------
 
     def _use(self, analysis: DeviceAnalysis) -> None:
         """Show one device from its most telling moment on."""
@@ -285,6 +225,7 @@ class SnapshotScreen(SnapshotFileKeys):
             self._picture.timeline if self._picture is not None else None,
             row=self._wish.row,
             now=(analysis.live.at(self._wish.row), analysis.reserved.at(self._wish.row)),
+            totals=self._picture.totals if self._picture is not None else {},
             marks=self._marks,
             events=[oom.event_index for oom in analysis.ooms],
             steps=analysis.steps.rows.tolist(),
@@ -309,6 +250,9 @@ class SnapshotScreen(SnapshotFileKeys):
             right.append((f"device {painter.analysis.device.device}  ", "bar"))
         if wish.part is not None and painter is not None:
             right.append((f"{part_label(painter.analysis.snapshot, wish.part)}  ", "bar-warn"))
+        if painter is not None and 0 < wish.stop - wish.start < painter.analysis.device.n_analysed:
+            first = painter.analysis.device.skipped_events
+            right.append((f"events {wish.start + first:,} to {wish.stop + first:,}  ", "bar-warn"))
         if len(self._files) > 1 and self._path is not None:
             right.append((f"‹ {label_of(self._path)} ›  ", "bar"))
         right.append((f"by {wish.group}  sort {wish.order} ", "bar-dim"))
@@ -399,8 +343,13 @@ class SnapshotScreen(SnapshotFileKeys):
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
         box.add_class("-open")
-        box.value = self._wish.needle
+        box.value = self._needle_before = self._wish.needle
         box.focus()
+
+    def on_input_changed(self, message: Input.Changed) -> None:
+        """What is typed is looked for at once; enter keeps it, esc goes back to what was there."""
+        if message.input.has_class("-open"):
+            self._change(needle=message.value.strip())
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
         self._close_filter()
@@ -415,7 +364,10 @@ class SnapshotScreen(SnapshotFileKeys):
         return was_open
 
     def action_back(self) -> None:
-        if self._close_filter() or self.query_one(Icicle).zoom_out():
+        if self._close_filter():
+            self._change(needle=self._needle_before)
+            return
+        if self.query_one(Icicle).zoom_out():
             return
         if self._wish.needle or self._wish.stacks is not None or self._wish.part is not None:
             self._change(needle="", stacks=None, part=None)

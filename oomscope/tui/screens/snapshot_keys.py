@@ -63,13 +63,17 @@ class SnapshotKeys(BaseScreen):
             self._go(self._wish.row + delta * max(1, span))
 
     def action_zoom(self, factor: int) -> None:
+        self._zoom(factor, self._wish.row)
+
+    def _zoom(self, factor: int, row: int) -> None:
+        """Half or twice as many events, around `row`."""
         painter = self._painter
         if painter is None or not painter.analysis.history.is_usable:
             return
         whole = painter.analysis.device.n_analysed
         span = self._wish.stop - self._wish.start
         span = max(min(MIN_ROWS, whole), span // 2) if factor > 0 else min(whole, span * 2)
-        start = max(0, min(self._wish.row - span // 2, whole - span))
+        start = max(0, min(row - span // 2, whole - span))
         self._change(start=start, stop=start + span)
 
     def action_fit(self) -> None:
@@ -116,9 +120,27 @@ class SnapshotKeys(BaseScreen):
         if others:
             self._go(others[0])
 
+    def _row_at(self, column: int) -> int | None:
+        """The row that a column of the chart stands for."""
+        if self._picture is None or column >= len(self._picture.timeline.rows):
+            return None
+        return int(self._picture.timeline.rows[column])
+
     def on_snapshot_timeline_clicked(self, message: SnapshotTimeline.Clicked) -> None:
-        if self._picture is not None and message.column < len(self._picture.timeline.rows):
-            self._go(int(self._picture.timeline.rows[message.column]))
+        row = self._row_at(message.column)
+        if row is not None:
+            self._go(row)
+
+    def on_snapshot_timeline_dragged(self, message: SnapshotTimeline.Dragged) -> None:
+        start, row = self._row_at(message.start), self._row_at(message.column)
+        if start is not None and row is not None:
+            self._marks = [start, row]
+            self._go(row)
+
+    def on_snapshot_timeline_zoomed(self, message: SnapshotTimeline.Zoomed) -> None:
+        row = self._row_at(message.column)
+        if row is not None:
+            self._zoom(message.direction, row)
 
     # -- keys: order and grouping -----------------------------------------------------------
 

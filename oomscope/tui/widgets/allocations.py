@@ -88,7 +88,7 @@ class Allocations(VirtualList):
         return [
             ("›" if selected else " ", "key"),
             (f"{lives.size[number] / (1 << 20):>11,.2f} {when:>11} {step:>5} ", ""),
-            (f"{SHORT[category]:<9} ", STYLES[category]),
+            (f"{SHORT[category]:<9} ", "" if selected else STYLES[category]),
             ("▲ in the way: " if in_way else "", "error"),
             (clip(("freed, in use: " if waits else "") + label, room - (14 if in_way else 0)), ""),
         ]

@@ -20,7 +20,7 @@ STYLES: dict[Category, str] = {
 GLYPHS: dict[Category, str] = {
     Category.PARAMETERS: "█",
     Category.GRADIENTS: "▓",
-    Category.OPTIMIZER_STATE: "▒",
+    Category.OPTIMIZER_STATE: "▚",
     Category.ACTIVATIONS: "░",
     Category.TEMPORARIES: "╱",
     Category.COLLECTIVES: "╳",

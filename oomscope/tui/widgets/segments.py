@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oomscope.core.snapshot.categories import Category
 from oomscope.tui.widgets.categories import GLYPHS, STYLES
-from oomscope.tui.widgets.spans import Span, columns, pad
+from oomscope.tui.widgets.spans import Span, columns, pad, width_of
 from oomscope.tui.widgets.virtual import VirtualList
 from oomscope.units import format_bytes
 from oomscope.views.snapshot_exact import Failure
@@ -104,11 +104,8 @@ class SegmentMap(VirtualList):
     def header(self, width: int) -> Sequence[Span]:
         if self._picture is None:
             return []
-        at = self._picture.segments.at
-        total = int(at.size.sum())
-        free = total - int(self._live.sum())
-        left = f" {'segment':<15} {'size':>10} {'live':>5}  blocks"
-        right = f"{len(at.size):,} segments, {format_bytes(total)}, {format_bytes(free)} not live "
+        left = f" {'segment':<15} {'size':>10} {'live':>5}"
+        right = f"{len(self._picture.segments.at.size):,} segments "
         return columns([(left, "heading")], [(right, "dim")], width)
 
     def second_header(self, width: int) -> Sequence[Span]:
@@ -118,7 +115,10 @@ class SegmentMap(VirtualList):
         note: list[Span] = [(f" {shown.note}", "ok" if shown.is_exact else "warn")]
         if shown.failure is not None and shown.in_the_way:
             note += [("  ▲", "error"), (f" {_in_words(shown.failure)}", "")]
-        return pad(note, width)
+            return pad(note, width)
+        free = int(shown.at.size.sum()) - int(self._live.sum())
+        right: list[Span] = [(f"{format_bytes(free)} not live ", "dim")]
+        return columns(note, right, width) if width_of([*note, *right]) < width else pad(note, width)
 
     def line(self, index: int, width: int, selected: bool) -> Sequence[Span]:
         if self._picture is None or self._painter is None:

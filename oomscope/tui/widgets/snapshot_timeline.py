@@ -17,9 +17,9 @@ from textual.widget import Widget
 
 from oomscope.core.snapshot.categories import Category
 from oomscope.tui.themes import Palette, palette
-from oomscope.tui.widgets.categories import GLYPHS, STYLES
+from oomscope.tui.widgets.categories import GLYPHS, SHORT, STYLES
 from oomscope.tui.widgets.spans import Span, columns, pad, to_strip, width_of
-from oomscope.units import GIB, format_bytes
+from oomscope.units import GIB, MIB, format_bytes
 from oomscope.views.snapshot_picture import Timeline
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -37,6 +37,25 @@ class SnapshotTimeline(Widget, can_focus=True):
 
         def __init__(self, column: int) -> None:
             super().__init__()
+            self.column = column
+
+    class Dragged(Message):
+        """The mouse was pressed in one column and is held in another."""
+
+        def __init__(self, start: int, column: int) -> None:
+            super().__init__()
+            self.start = start
+            self.column = column
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, SnapshotTimeline.Dragged)
+
+    class Zoomed(Message):
+        """The wheel was turned with ctrl over a column: 1 for closer, -1 for farther."""
+
+        def __init__(self, direction: int, column: int) -> None:
+            super().__init__()
+            self.direction = direction
             self.column = column
 
     class Resized(Message):
@@ -57,6 +76,8 @@ class SnapshotTimeline(Widget, can_focus=True):
         self._cells: tuple[object, list[tuple[str, list[tuple[str, Style]]]]] | None = None
         self._cells_data: Timeline | None = None
         self._look: object = None
+        self._drag_from: int | None = None
+        self._totals: dict[Category, int] = {}
 
     def show(
         self,
@@ -64,6 +85,7 @@ class SnapshotTimeline(Widget, can_focus=True):
         *,
         row: int,
         now: tuple[int, int],
+        totals: dict[Category, int],
         marks: Sequence[int] = (),
         events: Sequence[int] = (),
         steps: Sequence[int] = (),
@@ -77,6 +99,7 @@ class SnapshotTimeline(Widget, can_focus=True):
             data: levels per column; None while nothing is known.
             row: row of the cursor.
             now: live and reserved bytes there; the column may show a higher row of its stretch.
+            totals: live bytes of each category there.
             marks: rows that the user marked.
             events: rows of out-of-memory events.
             steps: rows at which steps begin.
@@ -84,7 +107,7 @@ class SnapshotTimeline(Widget, can_focus=True):
             note: shown in place of the chart, such as why there is no history.
             with_reserved: whether the chart reaches up to the reserved bytes.
         """
-        self._data, self._row, self._now = data, row, now
+        self._data, self._row, self._now, self._totals = data, row, now, totals
         self._marks, self._events = tuple(marks), tuple(events)
         self._steps, self._first, self._note, self._with_reserved = tuple(steps), first, note, with_reserved
         self._strips = []
@@ -145,12 +168,28 @@ class SnapshotTimeline(Widget, can_focus=True):
             left.append((f"  marked {a + self._first:,} to {b + self._first:,}", "warn"))
         elif self._marks:
             left.append((f"  mark at {self._marks[0] + self._first:,}", "warn"))
-        legend: list[Span] = []
+        legend = self._legend(data, width - width_of(left) - 2)
+        return columns(left, legend, width) if legend else pad(left, width)
+
+    def _legend(self, data: Timeline, room: int) -> list[Span]:
+        """Categories with their bytes at the cursor; where not all fit, the largest."""
         mono = self.app.theme.endswith("mono")
-        for each in Category:
-            if data.levels[each].any():
-                legend += [(GLYPHS[each] if mono else "█", STYLES[each]), (f" {each.label}  ", "dim")]
-        return columns(left, legend, width) if width_of(left) + width_of(legend) < width else pad(left, width)
+        shown = [each for each in Category if data.levels[each].any()]
+        entries: dict[Category, list[Span]] = {}
+        for labels in ({each: each.label for each in shown}, SHORT):
+            for each in shown:
+                size = f" {_axis(self._totals[each])}" if self._totals.get(each) else ""
+                sign = (GLYPHS[each] if mono else "█", STYLES[each])
+                entries[each] = [sign, (f" {labels[each]}{size}  ", "dim")]
+            if sum(map(width_of, entries.values())) <= room:
+                break
+        fitting: set[Category] = set()
+        for each in sorted(entries, key=lambda one: -self._totals.get(one, 0)):
+            room -= width_of(entries[each])
+            if room < 0:
+                break
+            fitting.add(each)
+        return [span for each, spans in entries.items() if each in fitting for span in spans]
 
     def _area(self, data: Timeline, height: int, colours: Palette) -> list[Strip]:
         """The chart's lines: cells that were computed before, with cursor and marks laid over them."""
@@ -222,17 +261,62 @@ class SnapshotTimeline(Widget, can_focus=True):
                 line[column] = glyph
         first = f"{int(data.rows[0]) + self._first:,} " if data.rows[0] >= 0 else ""
         last = f" {int(data.rows[-1]) + self._first:,}"
+        self._number_steps(data, line)
         text = "".join(line)
         if len(text) > len(first) + len(last) + 8:
             text = first + text[len(first) : len(text) - len(last)] + last
         return [("└".rjust(AXIS), "faint"), (text, "dim")]
 
+    def _number_steps(self, data: Timeline, line: list[str]) -> None:
+        """Write numbers behind the marks of steps where there is room."""
+        rows = data.rows
+        for number, row in enumerate(self._steps, 1):
+            if not rows[0] <= row <= rows[-1]:
+                continue
+            column = int(rows.searchsorted(row, side="right")) - 1
+            text = str(number)
+            end = column + 1 + len(text)
+            if line[column] == "┴" and end < len(line) and set(line[column + 1 : end + 1]) == {"─"}:
+                line[column + 1 : end] = text
+
     # -- mouse -------------------------------------------------------------------------------
 
-    def on_click(self, event: events.Click) -> None:
-        offset = event.get_content_offset(self)
-        if offset is not None and offset.x >= AXIS:
-            self.post_message(self.Clicked(offset.x - AXIS))
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """A click puts the cursor; dragging from there marks a range."""
+        column = self._column_below(event)
+        if column is not None and event.button == 1:
+            self._drag_from = column
+            self.capture_mouse()
+            self.post_message(self.Clicked(column))
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        column = self._column_below(event) if self._drag_from is not None else None
+        if column is not None and self._drag_from is not None and column != self._drag_from:
+            self.post_message(self.Dragged(self._drag_from, column))
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        if self._drag_from is not None:
+            self._drag_from = None
+            self.release_mouse()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel(event, 1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel(event, -1)
+
+    def _wheel(self, event: events.MouseEvent, direction: int) -> None:
+        column = self._column_below(event) if event.ctrl else None
+        if column is not None:
+            event.stop()
+            self.post_message(self.Zoomed(direction, column))
+
+    def _column_below(self, event: events.MouseEvent) -> int | None:
+        """The column under the mouse, None beside them."""
+        offset, data = event.get_content_offset(self), self._data
+        if offset is None or data is None or not 0 <= offset.x - AXIS < len(data.rows):
+            return None
+        return int(offset.x - AXIS)
 
     def plain_text(self) -> str:
         """The chart as text, for copying."""
@@ -242,13 +326,17 @@ class SnapshotTimeline(Widget, can_focus=True):
 def _axis(value: float) -> str:
     if value >= 100 * GIB:
         return f"{value / GIB:.0f}G"
-    return f"{value / GIB:.1f}G" if value >= GIB else f"{value / (1 << 20):.0f}M"
+    if value >= GIB:
+        return f"{value / GIB:.1f}G"
+    return f"{value / MIB:.0f}M" if value >= MIB or not value else f"{value / 1024:.0f}K"
 
 
 def _cell(
     tops: tuple[int, ...], low: int, painters: list[tuple[str, str]], colours: Palette
 ) -> tuple[str, Style]:
     """Glyph and style of one cell: the lowest layer that reaches into it, the next one behind."""
+    if colours.mono:
+        return _pattern(tops, low, painters, colours)
     for number, top in enumerate(tops):
         inside = top - low
         if inside <= 0:
@@ -256,13 +344,29 @@ def _cell(
         style, glyph = painters[number]
         if number == _RESERVED:
             return glyph if inside >= 4 else " ", colours.style(style)
-        if inside >= 8 or colours.mono:
-            return (glyph if inside >= 4 else " "), colours.style(style)
+        if inside >= 8:
+            return glyph, colours.style(style)
         behind = _behind(tops, number, low)
         if behind is None:
             return _EIGHTHS[inside], colours.style(style)
         return _EIGHTHS[inside], colours.mixed(style, painters[behind][0])
     return " ", colours.base
+
+
+def _pattern(
+    tops: tuple[int, ...], low: int, painters: list[tuple[str, str]], colours: Palette
+) -> tuple[str, Style]:
+    """Glyph and style of the layer that fills most of a cell: patterns cannot share one."""
+    best, most, bottom = None, max(0, low + 8 - tops[-1]), low
+    for number, top in enumerate(tops):
+        covered = min(top, low + 8) - bottom
+        if covered > most:
+            best, most = number, covered
+        bottom = max(bottom, min(top, low + 8))
+    if best is None:
+        return " ", colours.base
+    style, glyph = painters[best]
+    return glyph, colours.style(style)
 
 
 def _behind(tops: tuple[int, ...], number: int, low: int) -> int | None:

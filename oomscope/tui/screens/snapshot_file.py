@@ -1,12 +1,14 @@
-"""Keys of the Snapshot screen that are about the file: its devices, its neighbours, what-if, source, and copying."""
+"""The Snapshot screen's file: reading it, and the keys about it: devices, neighbours, what-if, source, copying."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from oomscope.core.snapshot.analysis import DeviceAnalysis
+from oomscope.store.snapshots import Limits, Selection
 from oomscope.tui.editor import edit
 from oomscope.tui.screens.snapshot_keys import SnapshotKeys
+from oomscope.tui.screens.snapshot_work import Loaded, LoadFailed, LoadProgress, Replays, load
 from oomscope.tui.screens.whatif import WhatIfScreen
 from oomscope.tui.widgets.allocations import Allocations
 from oomscope.tui.widgets.icicle import Icicle
@@ -15,7 +17,7 @@ from oomscope.tui.widgets.snapshot_timeline import SnapshotTimeline
 from oomscope.tui.widgets.stackpane import StackPane
 
 
-class SnapshotFileKeys(SnapshotKeys):
+class SnapshotFile(SnapshotKeys):
     """The file that is shown, those beside it, and the actions about them."""
 
     def __init__(self) -> None:
@@ -23,14 +25,66 @@ class SnapshotFileKeys(SnapshotKeys):
         self._files: list[Path] = []
         self._path: Path | None = None
         self._analyses: list[DeviceAnalysis] = []
-
-    def _open(self, path: Path) -> None:
-        """Read another file."""
-        raise NotImplementedError
+        self._loading: Path | None = None
+        self._replays = Replays(
+            self, lambda run: self.run_worker(run, thread=True, group="replay", exit_on_error=False)
+        )
 
     def _use(self, analysis: DeviceAnalysis) -> None:
         """Show another device."""
         raise NotImplementedError
+
+    # -- loading -----------------------------------------------------------------------------
+
+    def _open(self, path: Path) -> None:
+        self._loading = path
+        self.show_missing(
+            f"Reading {path.name} …", "esc leaves it; the file is read in a process of its own."
+        )
+        limits, selection = self.host_options()
+        self.run_worker(
+            lambda: load(self, path, limits, selection),
+            thread=True,
+            exclusive=True,
+            group="load",
+            exit_on_error=False,
+        )
+
+    def host_options(self) -> tuple[Limits, Selection]:
+        """Limits and selection that the command line gave, if it did."""
+        found = getattr(self.host, "snapshot_options", None)
+        return found if found is not None else (Limits(), Selection())
+
+    def on_load_progress(self, message: LoadProgress) -> None:
+        if message.path == self._loading:
+            done = int(message.fraction * 30)
+            self.show_missing(
+                f"Reading {message.path.name} …", f"{'█' * done}{'·' * (30 - done)} {message.text}"
+            )
+
+    def on_load_failed(self, message: LoadFailed) -> None:
+        if message.path == self._loading:
+            self._loading = None
+            self._path = message.path
+            self._painter = None
+            self.show_missing(message.error.message, message.error.hint or "")
+            self.refresh_frame()
+
+    def on_loaded(self, message: Loaded) -> None:
+        if message.path != self._loading:
+            return
+        self._loading, self._path = None, message.path
+        self._replays.forget()
+        self._analyses = message.analyses
+        if not any(len(each.lives) for each in message.analyses):
+            self._painter = None
+            self.show_missing(f"{message.path.name} holds no memory: no segments, no history.")
+            return
+        busiest = max(message.analyses, key=lambda each: (len(each.device.events), each.totals.reserved))
+        self.show_missing()
+        self._use(busiest)
+
+    # -- keys --------------------------------------------------------------------------------
 
     def action_device(self) -> None:
         used = [each for each in self._analyses if len(each.lives)]
