@@ -25,6 +25,7 @@ from oomscope.core.fixes.prediction import (
     calibration,
     floor_sentence,
     interval,
+    mismatch,
 )
 from oomscope.core.fixes.requests import predict_range
 from oomscope.core.fixes.search import Combination, Found, compatible, search, time_factor
@@ -237,6 +238,7 @@ class _Prediction:
         raw = self._longer_if_varying(runs, raw)
         runs.give_at_least(min(_LONGEST_S, _RUNS * raw.duration_s / PARALLEL))
         self.scale = calibration(self.measured, step_peaks(raw.records))
+        self.note = self.note or mismatch(self.measured, step_peaks(raw.records))
         self.baseline = self._outcome((), raw)
         self.facts = dataclasses.replace(
             self.facts,

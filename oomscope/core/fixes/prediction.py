@@ -103,12 +103,29 @@ def calibration(measured: Mapping[int, int], simulated: Mapping[int, int]) -> fl
         measured: step -> peak of allocated bytes on the real GPU.
         simulated: the same of the prediction run without fixes.
     """
+    middle = _ratio(measured, simulated)
+    return middle if middle is not None and _is_calibration(middle) else 1.0
+
+
+def mismatch(measured: Mapping[int, int], simulated: Mapping[int, int]) -> str | None:
+    """A warning when the measured peaks are too far from the simulated ones to calibrate them, else None."""
+    middle = _ratio(measured, simulated)
+    if middle is None or _is_calibration(middle):
+        return None
+    return (
+        f"the run measured {middle:.2f} times the peak of its simulation: something it does is not simulated, "
+        "so take these figures as a comparison of fixes, not as sizes"
+    )
+
+
+def _ratio(measured: Mapping[int, int], simulated: Mapping[int, int]) -> float | None:
     common = [step for step in measured if measured[step] and simulated.get(step)]
     ratios = sorted(measured[step] / simulated[step] for step in common)
-    if not ratios:
-        return 1.0
-    middle = ratios[len(ratios) // 2]
-    return middle if 1 / _CALIBRATION_LIMIT <= middle <= _CALIBRATION_LIMIT else 1.0
+    return ratios[len(ratios) // 2] if ratios else None
+
+
+def _is_calibration(ratio: float) -> bool:
+    return 1 / _CALIBRATION_LIMIT <= ratio <= _CALIBRATION_LIMIT
 
 
 def effect(baseline: Outcome, outcome: Outcome, facts: JobFacts, fixes: tuple[Fix, ...]) -> Effect:
