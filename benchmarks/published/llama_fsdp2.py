@@ -27,9 +27,24 @@ def rotations(length, size, theta=500000.0):
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def rotate(x, turns):
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * turns.view(1, x.shape[1], 1, -1)).flatten(3).type_as(x)
+def rotate(q, k, turns):
+    turns = turns.view(1, q.shape[1], 1, -1)
+    pairs = [torch.view_as_complex(each.float().reshape(*each.shape[:-1], -1, 2)) for each in (q, k)]
+    turned = [torch.view_as_real(each * turns).flatten(3) for each in pairs]
+    return turned[0].type_as(q), turned[1].type_as(k)
+
+
+class RMSNorm(nn.Module):
+    """As in torch 2.6, of which the figures are; later it is one kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        wide = x.float()
+        factor = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(1e-5))
+        return (wide * factor * self.weight).type_as(x)
 
 
 class Attention(nn.Module):
@@ -44,7 +59,7 @@ class Attention(nn.Module):
     def forward(self, x, turns):
         batch, length, _ = x.shape
         q, k, v = (w(x).view(batch, length, -1, self.size) for w in (self.wq, self.wk, self.wv))
-        q, k = rotate(q, turns), rotate(k, turns)
+        q, k = rotate(q, k, turns)
         k, v = (
             each[:, :, :, None, :]
             .expand(batch, length, GROUPS, HEADS // GROUPS, self.size)
@@ -70,7 +85,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention, self.feed_forward = Attention(), FeedForward()
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(WIDTH, eps=1e-5), nn.RMSNorm(WIDTH, eps=1e-5)
+        self.attention_norm, self.ffn_norm = RMSNorm(), RMSNorm()
 
     def forward(self, x, turns):
         h = x + self.attention(self.attention_norm(x), turns)
@@ -83,7 +98,7 @@ class Llama(nn.Module):
         self.tok_embeddings = nn.Embedding(WORDS, WIDTH)
         self.register_buffer("turns", rotations(LENGTH, WIDTH // HEADS), persistent=False)
         self.layers = nn.ModuleDict({str(number): Block() for number in range(LAYERS)})
-        self.norm, self.output = nn.RMSNorm(WIDTH, eps=1e-5), nn.Linear(WIDTH, WORDS, bias=False)
+        self.norm, self.output = RMSNorm(), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, tokens):
         h = self.tok_embeddings(tokens)

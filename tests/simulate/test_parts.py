@@ -119,6 +119,21 @@ def test_composite_operations_with_native_kernels_are_all_known() -> None:
     assert composite_with_native_kernel() == sorted(COMPOSITE_WITH_NATIVE_KERNEL)
 
 
+def test_operations_that_only_a_cuda_build_has_whole_are_all_known() -> None:
+    """The same for those without a native kernel on the CPU, from the list of operations that comes with torch."""
+    pytest.importorskip("torch")
+    torchgen, yaml = pytest.importorskip("torchgen"), pytest.importorskip("yaml")
+    from oomscope.simulate.ops.registry import COMPOSITE_EXCEPT_ON_CUDA
+
+    path = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
+    found = set()
+    for entry in yaml.safe_load(path.read_text()):
+        keys = {key.strip() for keys in entry.get("dispatch", ()) for key in keys.split(",")}
+        if {"CompositeImplicitAutograd", "CUDA"} <= keys and "CPU" not in keys:
+            found.add("aten::" + entry["func"].split("(")[0])
+    assert found == set(COMPOSITE_EXCEPT_ON_CUDA)
+
+
 def test_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from oomscope.simulate.ops.workspaces import cublas_workspace_bytes
@@ -203,3 +218,34 @@ def test_sums_over_rows_keep_partial_sums(rows: int, columns: int, card: str, pa
     from oomscope.simulate.ops.reductions import partial_sums
 
     assert partial_sums(rows, columns, resolve(card)) == partial
+
+
+def test_the_current_device_is_that_of_torchs_core(simulate_text: Any) -> None:
+    text = """
+import threading
+import torch
+assert torch.cuda.device_count() == 4 and not torch.cuda.is_initialized()
+torch.cuda.set_device(3)
+assert torch.cuda.is_initialized() and torch.cuda.current_device() == 3
+seen = [torch.ones(2).cuda(), torch.ones(2).to("cuda"), torch.empty(2, device="cuda"), torch.tensor([1], device="cuda")]
+seen += [torch.empty_like(torch.empty(2, device="meta"), device="cuda"), torch.nn.Linear(2, 2).cuda().weight]
+assert {each.device.index for each in seen} == {3}, seen
+with torch.cuda.device(1):
+    assert torch.empty(2, device="cuda").device.index == torch.ones(2).cuda().device.index == 1
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        assert torch.ones(2).cuda().device.index == torch.empty(2, device="cuda").device.index == 2
+        return gradient * 2
+Double.apply(torch.ones(2, device="cuda:2", requires_grad=True)).sum().backward()
+other = []
+thread = threading.Thread(target=lambda: other.append(torch.ones(2, device="cuda").device.index))
+thread.start()
+thread.join()
+assert other == [0]  # a new thread begins with the first device
+"""
+    run = simulate_text(text, card="24GiB,count=4")
+    assert run.exit_code == 0, run.stderr

@@ -31,6 +31,7 @@ _OVERLOADS = (
     aten.silu_backward.default,
     aten.mish_backward.default,
     aten.native_channel_shuffle.default,
+    *([aten._fused_rms_norm.default] if hasattr(aten, "_fused_rms_norm") else []),
 )
 _libraries: list[Any] = []
 

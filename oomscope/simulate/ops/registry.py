@@ -82,16 +82,16 @@ class Info:
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.is_view = func.is_view
         self.passes_density = self.is_view or func._schema.name in ("aten::_to_copy", "aten::clone")
+        name = func._schema.name
         key = torch._C.DispatchKey
         # A real CPU kernel beside the composite one means that CUDA has its own kernel too: one launch, no
         # temporaries.
-        self.is_composite = func.has_kernel_for_dispatch_key(
-            key.CompositeImplicitAutograd
-        ) and not func.has_kernel_for_dispatch_key(key.CPU)
+        self.is_composite = func.has_kernel_for_dispatch_key(key.CompositeImplicitAutograd) and not (
+            func.has_kernel_for_dispatch_key(key.CPU) or name in COMPOSITE_EXCEPT_ON_CUDA
+        )
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self.written.append((position, argument.name))
-        name = func._schema.name
         overload = func._overloadname
         self.is_comparison = name in _COMPARISONS
         self.may_be_in_place = name in OUT_OF_PLACE or f"{name}.{overload}" in OUT_OF_PLACE
@@ -113,6 +113,8 @@ class Info:
         )
 
 
+COMPOSITE_EXCEPT_ON_CUDA = ("aten::_fused_rms_norm",)
+"""Operations that a CPU build has only in composite form, but a CUDA build as a kernel (native_functions.yaml)."""
 _NEVER_CACHED = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _CHANGES_SHAPE = {
     "aten::resize_",

@@ -106,5 +106,13 @@ def check_gradients_of_norm_weights_take_partial_sums():
     assert events == [8 * MIB, 16 * MIB, -16 * MIB, -8 * MIB], events
 
 
+def check_rms_norm_is_one_kernel():
+    norm, x = nn.RMSNorm(512, device="cuda"), cuda(512, 512)
+    assert events_of(lambda: norm(x)) == [MIB, -MIB]
+    x.requires_grad_()
+    y, gradient = norm(x), cuda(512, 512)
+    assert events_of(lambda: y.backward(gradient)) == [MIB]
+
+
 if __name__ == "__main__":
     run_all(globals())
