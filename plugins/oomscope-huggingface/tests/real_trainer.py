@@ -1,4 +1,4 @@
-"""Trains a tiny GPT-2 by the real Trainer on the CPU, with one fix of the plugin or none; prints a JSON object.
+"""Trains a tiny GPT-2 by the real Trainer on the CPU, with one fix (or none) of the plugin or built in; prints JSON.
 
 usage: python real_trainer.py [FIX-ID] [--seq2seq]
 """
@@ -12,7 +12,7 @@ import tempfile
 from oomscope_huggingface import FIXES
 
 from oomscope.agent.apply import apply
-from oomscope.core.fixes import JobFacts
+from oomscope.core.fixes import CATALOGUE, JobFacts
 
 JOB = JobFacts(frameworks=frozenset({"transformers", "accelerate"}), compute_capability=(8, 0))
 
@@ -20,7 +20,7 @@ JOB = JobFacts(frameworks=frozenset({"transformers", "accelerate"}), compute_cap
 def main() -> None:
     wanted = [word for word in sys.argv[1:] if not word.startswith("--")]
     records = []
-    for fix in FIXES:
+    for fix in (*FIXES, *CATALOGUE):
         if fix.id in wanted:
             plan = fix.plan(JOB)
             os.environ.update(plan.env)

@@ -69,6 +69,18 @@ def test_bfloat16_is_on_and_the_losses_are_close(fix):
     assert fixed["losses"] == pytest.approx(plain["losses"], rel=0.01)
 
 
+def test_the_built_in_bfloat16_gives_the_trainers_own_losses():
+    ours, native = train("amp-bf16"), train("hf-bf16")
+    assert ours["precision"] == "no"
+    assert ours["records"][-1]["state"] == "applied"
+    assert ours["losses"] == native["losses"] != train()["losses"]
+
+
+def test_built_in_checkpointing_gives_the_losses_of_the_plain_run():
+    assert train("ckpt")["losses"] == train()["losses"]
+    assert train("ckpt")["records"][-1]["detail"].startswith("2 × GPT2Block")
+
+
 def test_adafactor_takes_the_place_of_adam():
     assert train()["optimizer"] == "AdamW"
     fixed = train("hf-adafactor")

@@ -1,5 +1,6 @@
-"""Trains a tiny model by the real Lightning Trainer on the CPU, with one fix of the plugin or none; prints JSON.
+"""Trains a tiny model by the real Lightning Trainer on the CPU, with one fix or none, of the plugin or built in.
 
+It prints one JSON object.
 usage: python real_lightning.py [FIX-ID]
 """
 
@@ -10,14 +11,14 @@ import tempfile
 from oomscope_lightning import FIXES
 
 from oomscope.agent.apply import apply
-from oomscope.core.fixes import JobFacts
+from oomscope.core.fixes import CATALOGUE, JobFacts
 
 JOB = JobFacts(frameworks=frozenset({"lightning"}), world_size=2, compute_capability=(8, 0))
 
 
 def main() -> None:
     records = []
-    for fix in FIXES:
+    for fix in (*FIXES, *CATALOGUE):
         if fix.id in sys.argv[1:]:
             runtime = fix.plan(JOB).runtime
             apply(

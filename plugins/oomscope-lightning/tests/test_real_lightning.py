@@ -32,9 +32,27 @@ def train(*words: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_bfloat16_is_on_and_the_losses_are_close():
+@pytest.fixture(autouse=True)
+def _lightning():
     if subprocess.run([PYTHON, "-c", _FIND], check=False).returncode:
         pytest.skip("no lightning (OOMSCOPE_FRAMEWORKS_PYTHON can name an interpreter that has it)")
+
+
+def test_the_built_in_bfloat16_gives_lightnings_own_losses():
+    ours, native = train("amp-bf16"), train("lightning-bf16")
+    assert ours["precision"] == "32-true"
+    assert ours["records"][-1]["state"] == "applied"
+    assert ours["losses"] == native["losses"]
+
+
+@pytest.mark.parametrize("fix", ["optim-in-bwd", "microbatch-exact"])
+def test_built_in_fixes_keep_the_losses_although_the_step_takes_a_closure(fix):
+    fixed = train(fix)
+    assert fixed["records"][-1]["state"] == "applied"
+    assert fixed["losses"] == pytest.approx(train()["losses"], rel=1e-6)
+
+
+def test_bfloat16_is_on_and_the_losses_are_close():
     plain, fixed = train(), train("lightning-bf16")
     assert plain["types"] == ["torch.float32"]
     assert fixed["types"] == ["torch.bfloat16"]
