@@ -24,11 +24,14 @@ class Block(nn.Module):
             nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(0.0), nn.Linear(HIDDEN, WIDTH), nn.Dropout(0.0)
         )
 
-    def forward(self, x):
-        normed = self.ln_1(x)
-        attended, _ = self.self_attention(normed, normed, normed, need_weights=False)
-        x = self.dropout(attended) + x
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, given):
+        x = self.ln_1(given)
+        x, _ = self.self_attention(x, x, x, need_weights=False)
+        x = self.dropout(x)
+        x = x + given
+        y = self.ln_2(x)
+        y = self.mlp(y)
+        return x + y
 
 
 class Vision(nn.Module):
@@ -41,10 +44,18 @@ class Vision(nn.Module):
         self.dropout, self.ln = nn.Dropout(0.0), nn.LayerNorm(WIDTH, eps=1e-6)
         self.heads = nn.Linear(WIDTH, classes)
 
+    def encode(self, x):
+        x = x + self.positions
+        return self.ln(self.layers(self.dropout(x)))
+
     def forward(self, images):
-        x = self.conv_proj(images).reshape(len(images), WIDTH, 196).permute(0, 2, 1)
-        x = torch.cat([self.class_token.expand(len(images), -1, -1), x], 1) + self.positions
-        return self.heads(self.ln(self.layers(self.dropout(x)))[:, 0])
+        x = self.conv_proj(images)
+        x = x.reshape(len(images), WIDTH, 196)
+        x = x.permute(0, 2, 1)
+        x = torch.cat([self.class_token.expand(len(images), -1, -1), x], 1)
+        x = self.encode(x)
+        x = x[:, 0]
+        return self.heads(x)
 
 
 def large_batch():
@@ -52,7 +63,8 @@ def large_batch():
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-5)
     for _ in range(3):
         images, labels = torch.empty(64, 3, 224, 224).cuda(), torch.randint(10, (64,)).cuda()
-        loss = F.cross_entropy(model(images), labels)
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
