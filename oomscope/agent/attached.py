@@ -22,6 +22,7 @@ from ..protocol import env as variables
 from ..protocol import layout
 from . import guard
 from .agent import Agent
+from .dynamo import keep_out
 from .guard import guarded
 from .history import start_history, stop_history
 
@@ -138,6 +139,7 @@ class Attached:
         self._history = False
         self._observing = False
         self._seen_first_step = False
+        self._told_model = False
         self.agent = self._build(torch, config, folder)
 
     @staticmethod
@@ -155,15 +157,17 @@ class Attached:
         return agent
 
     def start(self) -> None:
-        """Arm everything and become active."""
+        """Become active and arm everything."""
         agent = self.agent
         guard.report_to(agent.emit)
+        # First of all: what is armed runs in the training thread at once, and would start a thread that ticks forever.
+        agent._tick = self._tick  # type: ignore[method-assign]
+        agent.activate()
         self._arm_steps()
+        self._arm_modules()
         agent._arm_group()
         agent.exceptions.install()
         self._arm_device()
-        agent._tick = self._tick  # type: ignore[method-assign]  # the sampler takes it when it starts
-        agent.activate()
         atexit.register(agent.goodbye)
         agent.emit({"k": "attached", "lease_s": self._lease_s, "history": self._history})
         agent.emitter.flush(force=True)
@@ -182,6 +186,21 @@ class Attached:
         self.agent.steps.install(patches)
         patches.handle(register_optimizer_step_post_hook(self._after_step))
 
+    @guarded("modules")
+    def _arm_modules(self) -> None:
+        """Phases and the model: calls of modules go through the class, so they are seen in a model that exists already.
+
+        Compiled code is left alone: it holds what it was traced with, and a changed `__call__` could make it compile
+        anew in the middle of the job.
+        """
+        compiled = _compiled_frames()
+        if compiled:
+            text = f"forward and eval are not told apart: torch.compile has compiled {compiled} frames of this job"
+            self.agent.emit({"k": "note", "text": text})
+            return
+        keep_out(self.agent.after_import)
+        self.agent._arm_modules()
+
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """In the training thread, before our step probe: count on from what the optimizer has done."""
         steps = self.agent.steps
@@ -194,8 +213,14 @@ class Attached:
         steps.optimizers.add(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._seen_first_step and not self.stopped:
+        """After the first step, and again once the model was called: the first step may have begun before us."""
+        if self.stopped or self._told_model:
+            return
+        modules = self.agent.modules
+        has_root = modules is not None and modules.root is not None
+        if has_root or not self._seen_first_step:
             self._seen_first_step = True
+            self._told_model = has_root or modules is None
             self.agent._tell_rank()
             self.agent._tell_model()
 
@@ -304,6 +329,13 @@ class Attached:
         self.stopped = True
         self._disarm()
         self.agent._forked()
+
+
+def _compiled_frames() -> int:
+    """How many frames Dynamo has compiled in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    frames = getattr(utils, "counters", {}).get("frames") or {}
+    return int(frames.get("ok", 0))
 
 
 def _steps_done(optimizer: Any) -> tuple[int, str]:

@@ -93,6 +93,7 @@ class StepProbe:
         self._last_ns = time.monotonic_ns()
         self._low: int | None = None
         self._before_optimizer = "other"
+        self._stepping = 0
 
     def install(self, patches: Patches) -> None:
         """Arm the hooks."""
@@ -182,10 +183,14 @@ class StepProbe:
         self.loss.saw_backward(tensors)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepping += 1
         self._before_optimizer = self.progress.enter("optimizer")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         progress = self.progress
+        if not self._stepping:  # we came while it stepped, and know nothing of this step
+            return
+        self._stepping -= 1
         progress.enter(
             "other" if self._before_optimizer in ("forward", "optimizer") else self._before_optimizer
         )

@@ -14,6 +14,7 @@ Record = Mapping[str, Any]
 
 #: A rank that has written nothing for so long is silent: ten of its readings are missing.
 SILENT_AFTER_S = 5.0
+_MAX_NOTES = 100
 
 
 @dataclass
@@ -75,6 +76,8 @@ class RankState:
     """Most allocated bytes seen in each phase."""
     snapshots: list[dict[str, Any]] = field(default_factory=list)
     agent_errors: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    """What the agent says about itself: where it counts steps from, what it leaves alone and why."""
     lost_records: int = 0
     hello: dict[str, Any] | None = None
     term: str | None = None
@@ -286,6 +289,7 @@ _HANDLERS: dict[str, Callable[[RankState, Record], None]] = {
     "model": lambda state, record: setattr(state, "model", dict(record)),
     "fix": lambda state, record: state.fixes.append(dict(record)),
     "snapshot": lambda state, record: state.snapshots.append(dict(record)),
+    "note": lambda state, record: state.notes.append(dict(record)) if len(state.notes) < _MAX_NOTES else None,
     "agent_error": lambda state, record: state.agent_errors.append(dict(record)),
 }
 

@@ -35,7 +35,7 @@ def attach_json(session: AttachSession) -> dict[str, Any]:
         },
         "ranks": [_rank(session, each, gpus.by_pid.get(each.rank.pid)) for each in session.ranks],
         "collectors": session.collectors(),
-        "notes": [*job.problems, *gpus.notes, *_collector_notes(session)],
+        "notes": [*job.problems, *gpus.notes, *_collector_notes(session), *_agent_notes(session)],
     }
 
 
@@ -45,6 +45,16 @@ def _collector_notes(session: AttachSession) -> list[str]:
         for name, status in session.collectors().items()
         if status["state"] not in (State.OK.value, State.STARTING.value) and status["why"]
     ]
+
+
+def _agent_notes(session: AttachSession) -> list[str]:
+    """What agents say about themselves, the same sentence once."""
+    said: dict[str, list[str]] = {}
+    for each in session.ranks:
+        state = session.state_of(each)
+        for note in state.notes if state is not None else ():
+            said.setdefault(str(note.get("text")), []).append(str(session.number_of(each)))
+    return [f"rank {', '.join(ranks)}: {text}" for text, ranks in said.items()]
 
 
 def _rank(session: AttachSession, each: Attachment, gpu: Assignment | None) -> dict[str, Any]:

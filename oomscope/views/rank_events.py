@@ -64,7 +64,12 @@ class RankEvents:
 
     def _lists(self, attempt: int, state: Any, row: RankRow) -> Iterator[EventLine]:
         """New entries of the lists that a rank's state keeps."""
-        for name, make in (("snapshots", _snapshot), ("fixes", _fix), ("agent_errors", _agent_error)):
+        for name, make in (
+            ("snapshots", _snapshot),
+            ("fixes", _fix),
+            ("agent_errors", _agent_error),
+            ("notes", _note),
+        ):
             for record in self._fresh((attempt, row.rank, name), getattr(state, name, ())):
                 severity, said = make(record)
                 yield EventLine(integer(record, "t") or _time(state), severity, said, row.rank)
@@ -96,6 +101,10 @@ def _fix(record: Mapping[str, Any]) -> tuple[str, str]:
     severity, word = _FIX_WORDS.get(text(record, "state"), ("warn", text(record, "state", "unknown")))
     detail = text(record, "detail")
     return severity, f"{text(record, 'id', 'fix')} {word}" + (f": {detail}" if detail else "")
+
+
+def _note(record: Mapping[str, Any]) -> tuple[str, str]:
+    return "info", text(record, "text")[:200]
 
 
 def _agent_error(record: Mapping[str, Any]) -> tuple[str, str]:

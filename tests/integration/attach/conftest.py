@@ -82,7 +82,7 @@ def torchrun(
             "--rdzv-id", run_id, str(JOBS / "train.py"), env={"HEARTBEAT": str(beat), **env},
         )  # fmt: skip
         process.beat = beat  # type: ignore[attr-defined]
-        wait_until(lambda: all(lines(Path(f"{beat}.{rank}")) > 2 for rank in range(ranks)), 90)
+        wait_until(lambda: all(lines(Path(f"{beat}.{rank}")) > 2 for rank in range(ranks)), 240)
         return process
 
     return make
@@ -103,7 +103,7 @@ def lines(path: Path) -> int:
         return 0
 
 
-def wait_until(check: Callable[[], object], timeout_s: float = 20.0) -> None:
+def wait_until(check: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if check():

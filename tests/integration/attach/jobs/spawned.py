@@ -1,3 +1,4 @@
+# ruff: noqa: T201  # a job, not a library
 """Ranks of torch.multiprocessing.spawn: their numbers are set inside Python."""
 
 import os
@@ -15,9 +16,13 @@ def work(rank, world, port, seconds):
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     running = torch.ones(1)
+    told = False
     while running.item():
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
+        if rank == 0 and not told:
+            told = True
+            print("training", flush=True)
         time.sleep(0.02)
         running = torch.tensor([float(time.monotonic() < end)])
         dist.broadcast(running, 0)

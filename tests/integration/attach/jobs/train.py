@@ -1,7 +1,8 @@
 # ruff: noqa: T201, SIM115  # a job, not a library
 """A small training job for attach tests: every step leaves its time and loss in a file.
 
-Environment: HEARTBEAT (file prefix), SECONDS, STEPS (instead of SECONDS), WORKERS, STEP_MS (sleep per step).
+Environment: HEARTBEAT (file prefix), SECONDS, STEPS (instead of SECONDS), WORKERS, STEP_MS (sleep per step), STOP (a
+file that will hold the number of the last step; all ranks must be able to read it before they get there).
 """
 
 import os
@@ -52,6 +53,8 @@ def main():
         if heartbeat:
             heartbeat.write(f"{time.monotonic_ns()} {loss.item()!r}\n")
         time.sleep(pause)
+        if "STOP" in os.environ and not steps and os.path.exists(os.environ["STOP"]):
+            steps = int(open(os.environ["STOP"]).read())
         if step == steps or (not steps and time.monotonic() > end):
             break
     print(f"rank {rank} done {step} {batch_size}", flush=True)
