@@ -26,12 +26,15 @@ _lone_count: int | None = None
 _probe: list[int] | None = None
 
 
-def is_in_place(tracker: Tracker, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+def is_in_place(mode: Any, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     """Whether the engine itself runs this operation and a real device would write into the first input.
 
     If so, `out` has taken over the memory of that input.
     """
+    tracker = mode.tracker
     if func is aten.add.Tensor:
+        if mode.adds_in_place and args[0].shape == out.shape:
+            return bool(tracker.adopt(out, args[0]))
         return _joins(tracker, args, kwargs, out)
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not _called_by_engine():
         return False
@@ -40,7 +43,7 @@ def is_in_place(tracker: Tracker, func: Any, args: Any, kwargs: Any, out: Any) -
     zeros = args[0]
     if not isinstance(zeros, FakeTensor) or zeros.fake_device.type != "cuda":
         return False
-    return tracker.adopt(out, zeros)
+    return bool(tracker.adopt(out, zeros))
 
 
 def _joins(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:

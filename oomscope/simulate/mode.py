@@ -78,6 +78,8 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
         self.unsupported: dict[str, int] = {}
         self.workspaces: dict[Any, Any] = {}
         self.attention: dict[int, int] = {}
+        self.adds_in_place = False
+        """Whether additions now write into their first input, though torch does them out of place here."""
         self.convolution_bound = 0
         self.convolution_factor = 0.0
         self.cudnn_enabled = True
@@ -249,7 +251,7 @@ class SimulatedMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not fo
             outs = []
         tracker = self.tracker
         if not info.is_view and outs:
-            if not (info.may_be_in_place and accumulate.is_in_place(tracker, func, args, kwargs, outs[0])):
+            if not (info.may_be_in_place and accumulate.is_in_place(self, func, args, kwargs, outs[0])):
                 self._allocate(outs)
             if info.workspace is not None and outs[0].fake_device.type == "cuda":
                 sizes = info.workspace(self, func, args, kwargs, outs)

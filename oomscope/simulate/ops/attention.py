@@ -20,7 +20,9 @@ MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 _libraries: list[Any] = []
 
 
-def choose(mode: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool, grouped: bool) -> int:
+def choose(
+    mode: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, grouped: bool
+) -> int:
     """The kernel that torch picks for these inputs on the simulated card.
 
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash before memory-efficient before math;
@@ -45,18 +47,21 @@ def choose(mode: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool,
         and value.shape[-1] == depth
         and contiguous
         and (same_heads or grouped)
-        and not (needs_grad and depth > 192 and capability in ((8, 6), (8, 9), (12, 0)))
+        and not (causal and query.shape[2] != key.shape[2])
+        and not (needs_grad and capability in _SMALL_SHARED_MEMORY and not _trains(depth, dropout))
     )
     if flash:
         return FLASH
+    alignment = _alignment(capability, half)
     efficient = (
         torch._C._get_mem_efficient_sdp_enabled()
         and contiguous
         and same_heads
         and capability >= (5, 0)
         and (half or query.dtype is torch.float32)
-        and depth % (8 if half else 4) == 0
-        and value.shape[-1] % (8 if half else 4) == 0
+        and key.shape[-1] == depth
+        and depth % alignment == 0
+        and value.shape[-1] % alignment == 0
         and not (query.dtype is torch.bfloat16 and capability < (8, 0))
     )
     if efficient:
@@ -72,6 +77,21 @@ def choose(mode: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool,
     return CUDNN if cudnn else MATH
 
 
+_SMALL_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
+
+
+def _trains(depth: int, dropout: float) -> bool:
+    """Whether flash attention has a backward kernel for this head size on cards with little shared memory."""
+    return depth <= 192 or (depth > 224 and dropout == 0)
+
+
+def _alignment(capability: tuple[int, int], half: bool) -> int:
+    """Elements to which memory-efficient attention wants head sizes aligned (`minimum_gemm_alignment`)."""
+    if capability >= (8, 0):
+        return 8 if half else 4
+    return 8 if half and capability >= (7, 0) else 1
+
+
 @kernel("aten::_fused_sdp_choice")
 def fused_choice(mode: Any, func: Any, args: Any, kwargs: Any) -> int:
     given = dict(zip((argument.name for argument in func._schema.arguments), args))
@@ -82,6 +102,7 @@ def fused_choice(mode: Any, func: Any, args: Any, kwargs: Any) -> int:
         given["key"],
         given["value"],
         given.get("attn_mask"),
+        given.get("dropout_p", 0.0),
         given.get("is_causal", False),
         given.get("enable_gqa", False),
     )
@@ -101,7 +122,7 @@ def install(mode: Any) -> None:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Any:
-        chosen = choose(mode, query, key, value, attn_mask, is_causal, enable_gqa)
+        chosen = choose(mode, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         mode.attention[chosen] = mode.attention.get(chosen, 0) + 1
         mask = attn_mask
         if mask is not None and mask.dtype is torch.bool and chosen != MATH:
@@ -127,9 +148,13 @@ def install(mode: Any) -> None:
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=factor
             )[0]
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        mode.adds_in_place = True  # the mask to the scores; out of place for tensor subclasses
+        try:
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        finally:
+            mode.adds_in_place = False
 
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():

@@ -128,6 +128,16 @@ def packed_flash_backward(mode: Any, func: Any, args: Any, kwargs: Any, outs: li
     return [query.numel() // query.shape[-1] * 4, query.numel() * 4]
 
 
+@workspace("aten::_safe_softmax")
+def safe_softmax(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int]:
+    """The softmax itself and a mask of its infinite inputs; the output is chosen from them.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`.
+    """
+    out = outs[0]
+    return [out.numel() * out.element_size(), out.numel()]
+
+
 @workspace("aten::_scaled_dot_product_efficient_attention")
 def efficient_forward(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> list[int] | None:
     """A float32 accumulator where a row of half-precision output does not fit into registers.

@@ -114,5 +114,23 @@ def check_rms_norm_is_one_kernel():
     assert events_of(lambda: y.backward(gradient)) == [MIB]
 
 
+def check_plain_attention_adds_its_mask_in_place():
+    q = cuda(1, 4, 512, 64)
+    mask = cuda(512, 512)
+    F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        events = events_of(lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=mask), 4 * MIB)
+    # scores, softmax and what is chosen from it; nothing for the masked scores
+    assert sum(size > 0 for size in events) == 3, events
+
+
+def check_causal_attention_over_a_cache_is_not_flash():
+    q, k = cuda(1, 4, 128, 64, dtype=torch.bfloat16), cuda(1, 4, 512, 64, dtype=torch.bfloat16)
+    choose = torch._fused_sdp_choice
+    assert choose(q, k, k, None, 0.0, True) == 2
+    assert choose(q, k, k, None, 0.0, False) == 1
+    assert choose(k, k, k, None, 0.0, True) == 1
+
+
 if __name__ == "__main__":
     run_all(globals())
