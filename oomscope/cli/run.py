@@ -116,7 +116,10 @@ def _not_started() -> Iterator[None]:
 @click.option("--yes", "-y", is_flag=True, help="Take the recommended fix without asking.")
 @click.option("--auto", is_flag=True, help="As --yes, without screens.")
 @click.option(
-    "--apply", "apply_", metavar="ID,…", help="Rerun with these fixes in place of the recommended ones."
+    "--apply",
+    "apply_",
+    metavar="ID,…",
+    help="Rerun with these fixes, not the recommended ones; with --steps or sim: even if nothing fails.",
 )
 @click.option("--plan", type=click.Path(dir_okay=False), help="Start with the fixes of a plan file.")
 @click.option("--no-fix", is_flag=True, help="Stop after the diagnosis: predict and rerun nothing.")
