@@ -29,7 +29,7 @@ _MAP = (
 #: name, pattern, what it says. Several patterns may give one name.
 _WORDS: tuple[tuple[str, str, str], ...] = (
     # -- course over time
-    ("says:growing", r"(?<!\bno )(?<!\bnot )(?<!without )\b(?:grow(?:s|ing|th)?|grew|climb(?:s|ing)?|leak(?:s|ing|age)?|accumulat\w+|ramps?|rises?|increas(?:es|ing)|go(?:es|ing)? up|creep\w*|builds? up)\b(?! by the data)", "memory grows"),
+    ("says:growing", r"(?<!\bno )(?<!\bnot )(?<!without )(?<!\btry )(?<!\bconsider )\b(?:grow(?:s|ing|th)?|grew|climb(?:s|ing)?|leak(?:s|ing|age)?|accumulat\w+|ramps?|rises?|increas(?:es|ing)|go(?:es|ing)? up|creep\w*|builds? up)\b(?! by the data)", "memory grows"),
     ("says:growing", r"\buntil (?:it )?(?:OOM|overflow|out of memory|crash\w*)|\bafter (?:a while|some time|~?\d+ (?:iter|step|batch)\w*)|\d ?[KMGT]i?B\b(?: \w+){0,2} (?:per|each|every) (?:\w+ )?(?:iter(?:ation)?|step|batch|hour|epoch)\b", "it fails only after a while"),
     ("says:rate", r"(?<![\d.])[\d.]{1,12}\s*(?:-\s*[\d.]{1,12})?\s*[KMG]i?B\s*(?:/|per |each |every )\s*(?:\d+ )?(?:\w+ )?(?:iter|step|batch|hour|epoch|validation)|\+\s*(?<![\d.])[\d.]{1,12}\s*(?:-\s*[\d.]{1,12})?\s*[KMG]i?B at every", "a rate of growth is known"),
     ("says:plateau", r"\bplateau\w*|then (?:stops?|stays?|stabili[sz]es?|levels? off)|(?:stays?|remains?) (?:flat|constant|stable) (?:after|from)", "it rises and then stays"),

@@ -122,11 +122,15 @@ def _activations_by_text(e: Evidence) -> Answer:
         confidence -= 0.2
     if e.signal("says:batch_one") is not None:
         confidence -= 0.2  # activations follow the batch
+    packing = (
+        "no packing would have served the request"
+        if e.shortfall is None or e.shortfall > 0
+        else "perfect packing would have left next to nothing"
+    )
     return Finding(
         confidence,
-        "torch's own live tensors fill the card, and no packing would have served the request. In forward or "
-        "backward that is "
-        "usually the activations.",
+        f"torch's own live tensors fill the card, and {packing}. In forward or backward that is usually the "
+        "activations.",
         t.facts(
             t.request_fact(e),
             Fact(

@@ -505,3 +505,14 @@ def test_buckets_come_first_when_one_copy_of_the_gradients_decides_whether_the_w
     small = session("backward", **{**held, "model": model(1, 1, 2, ddp=True)})
     answer = rule.test(dataclasses.replace(small, packed_need_bytes=int(24.5 * GIB)))
     assert not isinstance(answer, Finding) or answer.confidence < 0.6
+
+
+@pytest.mark.parametrize(
+    ("figures", "packing"),
+    [
+        (numbers(0.5, 15.78, 0.0014, 15.0, 0.01), "no packing would have"),
+        (numbers(0.002, 15.78, 0.0014, 14.56, 0.18), "next to nothing"),
+    ],
+)
+def test_the_explanation_of_a_full_card_agrees_with_its_arithmetic(figures, packing):
+    assert packing in by_id("capacity_activations").test(given(figures)).explanation

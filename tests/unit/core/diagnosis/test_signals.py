@@ -34,6 +34,17 @@ def test_what_a_stack_shows(frame, name):
     assert name in names(frame)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No available memory for the cache blocks. Try increasing gpu_memory_utilization",
+        "consider increasing the number of workers",
+    ],
+)
+def test_what_is_advised_was_not_observed(text):
+    assert "says:growing" not in {signal.name for signal in from_words(text, "words")}
+
+
 def test_a_save_inside_an_evaluation_is_a_save():
     found = names(Frame("t.py", 1, "evaluate"), Frame("t.py", 2, "save_checkpoint", "torch.save(state, p)"))
     assert "phase:save" in found
