@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from oomscope import __version__
-from oomscope.errors import ExitCode, OomscopeError
+from oomscope.errors import ExitCode, OomscopeError, UsageError
 
 #: name -> (module, attribute, one line of help). The help stands here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -94,6 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     debug = "--debug" in args[:1] or bool(os.environ.get("OOMSCOPE_DEBUG"))
     try:
+        _refuse_empty(args)
         code: Any = cli.main(args=list(args), prog_name="oomscope", standalone_mode=False)
     except OomscopeError as error:
         if debug:
@@ -116,6 +117,17 @@ def main(argv: list[str] | None = None) -> int:
     except Exception:  # noqa: BLE001  # the worker boundary of the whole program: a bug of ours
         return _report_bug()
     return code if isinstance(code, int) else int(ExitCode.DONE)
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """An empty argument would mean the current folder; it is nearly always a shell variable that is not set.
+
+    Raises:
+        UsageError: there is one. What follows `run` is the job's own affair.
+    """
+    if "" in args and args[:1] != ["run"]:
+        command = args[0] or "oomscope"
+        raise UsageError(f"an argument of {command} is empty", hint="is a variable of the shell not set?")
 
 
 def _report(error: OomscopeError) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -37,6 +38,22 @@ _VALUE_OPTIONS = frozenset(
     }
 )  # fmt: skip
 _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank"})
+
+#: Option, what its value looks like, and that in words. Source: torch.distributed.run.determine_local_world_size,
+#: parse_min_max_nnodes and the types in get_args_parser(). The short names are those of torch's device backends.
+_CHECKED = (
+    (
+        "--nproc-per-node",
+        r"[1-9]\d*|auto|[a-z]{2,3}u|musa",
+        "a number of ranks, auto, gpu, cpu, xpu or another backend",
+    ),
+    ("--nnodes", r"[1-9]\d*(?::[1-9]\d*)?", "a number of nodes, or MIN:MAX"),
+    ("--node-rank", r"\d+", "a number"),
+    ("--master-port", r"\d+", "a port number"),
+    ("--max-restarts", r"\d+", "a number"),
+    ("--monitor-interval", r"\d*\.?\d+|\d+\.", "a number of seconds"),
+)
+_EXAMPLES = {"--nproc-per-node": 8, "--master-port": 29500}
 
 #: Programs that a user may name instead of a script.
 _PROGRAMS = frozenset(
@@ -118,9 +135,24 @@ def build_command(args: Sequence[str], python: str, *, cwd: Path | None = None) 
     if not options and _is_program(rest[0]):
         return _verbatim(tuple(rest))
     script = None if module or "--no-python" in flags else _check_script(rest[0], cwd)
+    _check_values(options)
     if all(_canonical(each) in ("-m", "--module") for each in options):
         return Launch((python, *(["-m"] if module else []), *rest), "python", script, module)
     return Launch((python, "-m", TORCHRUN_MODULE, *options, *rest), "torchrun", script, module)
+
+
+def _check_values(options: Sequence[str]) -> None:
+    """Refuse numbers that torchrun would answer with a traceback.
+
+    Raises:
+        UsageError: with what the option takes.
+    """
+    for name, pattern, takes in _CHECKED:
+        value = torchrun_option((TORCHRUN_MODULE, *options), name)
+        if value is not None and re.fullmatch(pattern, value) is None:
+            raise UsageError(
+                f"{name} {value}: not {takes}", hint=f"for example {name} {_EXAMPLES.get(name, 1)}"
+            )
 
 
 def split_options(args: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -241,8 +273,19 @@ def _verbatim(command: tuple[str, ...]) -> Launch:
         )
     if shutil.which(command[0]) is None:
         raise InputError(f"no program {command[0]!r}", hint="check the spelling and PATH")
-    script = next((Path(word) for word in command[1:] if word.endswith(".py")), None)
+    words = [part for word in command[1:] for part in _parts(word)]
+    script = next((Path(word) for word in words if word.endswith(".py")), None)
     return Launch(command, "verbatim", script)
+
+
+def _parts(word: str) -> list[str]:
+    """The words of a command line inside a word (`bash -c '…'`); a word with a blank that is a file is one."""
+    if not any(each.isspace() for each in word) or os.path.exists(word):
+        return [word]
+    try:
+        return shlex.split(word)
+    except ValueError:  # an open quote: whatever it is, it names no script
+        return []
 
 
 def _check_script(word: str, cwd: Path | None) -> Path:

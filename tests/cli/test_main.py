@@ -51,6 +51,12 @@ def test_a_script_without_run_says_how_to_run_it(tmp_path: Path, capsys: pytest.
     assert f"oomscope run {script}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "run"])
+def test_an_empty_argument_does_not_mean_this_folder(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, ""]) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith(f"oomscope: an argument of {name} is empty\n")
+
+
 def _command_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     @click.command()
     def broken() -> None:

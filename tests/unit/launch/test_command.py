@@ -1,3 +1,4 @@
+import re
 import sys
 
 import pytest
@@ -171,7 +172,40 @@ def test_what_a_command_starts(command, torchrun, one):
         (["-m", "package.train", "--lr", "1"], "package-train"),
         (["--nproc-per-node=2", "-m", "package.train"], "package-train"),
         (["--", "bash", "-c", "true"], "bash"),
+        (["--", "bash", "-c", "cd sub && python -u train.py --lr 1"], "train"),
+        (["--", "bash", "-c", "echo 'open"], "bash"),
+        (["bash", "-c", "for i in 1 2; do python runs/fit.py $i; done"], "fit"),
     ],
 )
 def test_what_a_session_is_called(args, name):
     assert build_command(args, "python3").name == name
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nproc_per_node=abc"], "--nproc-per-node abc: not a number of ranks"),
+        (["--nproc-per-node", "0"], "--nproc-per-node 0: not a number of ranks"),
+        (["--nproc-per-node", "-1"], "--nproc-per-node -1"),
+        (["--nnodes", "1:"], "--nnodes 1:: not a number of nodes, or MIN:MAX"),
+        (["--nnodes=two", "--nproc-per-node=2"], "--nnodes two"),
+        (["--node_rank", "x"], "--node-rank x: not a number"),
+        (["--master-port", "http"], "not a port number"),
+        (["--max-restarts", "1.5"], "--max-restarts 1.5"),
+        (["--monitor-interval", "soon"], "a number of seconds"),
+    ],
+)
+def test_a_value_that_torchrun_would_answer_with_a_traceback(options, words):
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        build_command([*options, "train.py"], "python3")
+    assert caught.value.hint.startswith("for example --")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--nproc-per-node", each] for each in ("8", "auto", "gpu", "cpu", "xpu", "npu", "hpu", "musa")]
+    + [["--nnodes", "1:4"], ["--nnodes", "2"], ["--monitor-interval", "0.5"], ["--monitor-interval", ".5"]],
+)
+def test_values_that_torchrun_takes(options):
+    command = build_command([*options, "train.py"], "python3").command
+    assert list(options) == list(command[3:5])
