@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,71 +22,21 @@ from oomscope.core.fixes.model import Risk
 from oomscope.errors import OomscopeError
 from oomscope.launch.job import JobControl, JobResult, JobSpec, run_job
 from oomscope.launch.predict import launch_changes, patched_command, predict
-from oomscope.launch.processes import Output
 from oomscope.launch.proof import prove
+from oomscope.launch.request import LoopOutcome, RunRequest
 from oomscope.live.evidence import collect
 from oomscope.live.judge import judge
 from oomscope.protocol import layout
 from oomscope.simulate import cards
-from oomscope.store.files import write_json
+from oomscope.store.files import read_json, write_json
 from oomscope.store.session import Attempt, Session
 
 #: How an output folder or file of the attempt before makes itself known.
 _EXISTS = re.compile(r"FileExistsError|already exists")
-#: Attempts in one loop: the same failure three times is a matter for a person.
-MAX_ATTEMPTS = 3
+__all__ = ["Decide", "Loop", "LoopOutcome", "RunRequest"]
 
 #: Ids of the fixes to apply next, or None to stop. It gets the `oomscope.fixes/1` object.
 Decide = Callable[[Mapping[str, Any]], Sequence[str] | None]
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What the user asked for, in values that JSON can carry to a supervisor."""
-
-    command: tuple[str, ...]
-    cwd: str
-    device: str | None = None
-    """A simulated card, without "sim:"; None: whatever the machine has."""
-    steps: int | None = None
-    ranks: tuple[int, ...] | None = None
-    detail: bool = False
-    history: bool = True
-    """Record torch's allocation history; on a simulated device always."""
-    output: Output = "files"
-    take_best: bool = False
-    """Take the recommended plan without asking."""
-    chosen: tuple[str, ...] = ()
-    """Fixes to take in place of the recommended plan."""
-    initial: tuple[str, ...] = ()
-    """Fixes of a plan file, active from the first attempt on."""
-    allowed_risk: str = "rounding"
-    """The highest risk class that may be taken without asking."""
-    max_attempts: int = MAX_ATTEMPTS
-    budget_s: float | None = None
-    """No further attempt starts after so many seconds."""
-    predict: bool = True
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RunRequest:
-        """The request that `dataclasses.asdict` and JSON made lists of."""
-        fields: dict[str, Any] = {
-            key: tuple(each) if isinstance(each, list) else each for key, each in value.items()
-        }
-        return cls(**fields)
-
-
-@dataclass
-class LoopOutcome:
-    """How the loop ended."""
-
-    exit_code: int
-    """The exit code of the last attempt's own process."""
-    oom: bool = False
-    """The last attempt died of an out-of-memory error."""
-    attempts: list[int] = field(default_factory=list)
-    refused: list[dict[str, str]] = field(default_factory=list)
-    """`{"fix": id, "reason": sentence}` of each fix that was asked for and refused."""
 
 
 class Loop:
@@ -126,6 +76,7 @@ class Loop:
         self.also_predict = also_predict
         self.card = cards.resolve(request.device) if request.device else None
         self.outcome = LoopOutcome(exit_code=0)
+        self._failed: list[frozenset[str]] = []
         self._started = time.monotonic()
 
     def run(self) -> LoopOutcome:
@@ -165,7 +116,10 @@ class Loop:
             self._diagnose(attempt)
             if previous is not None:
                 self._prove(previous, attempt)
-                self._say_what_is_in_the_way(result, previous)
+                another = self._another_plan(previous, attempt, result)
+                if another:
+                    fixes = another
+                    continue
             if not self._needs_fixes(result, previous) or not self._may_continue():
                 break
             if result.node:
@@ -324,7 +278,7 @@ class Loop:
         return self._accepted(catalogue, tuple(chosen), by="user") if chosen else ()
 
     def _recommended(self, catalogue: Mapping[str, Any], active: tuple[str, ...]) -> tuple[str, ...]:
-        choice = choose(catalogue, Risk(self.request.allowed_risk), active)
+        choice = choose(catalogue, Risk(self.request.allowed_risk), active, self._failed)
         if choice.why_none:
             self._say(choice.why_none)
             return ()
@@ -350,15 +304,26 @@ class Loop:
             write_json(after.path / layout.PROOF_FILE, prove(before.path, after.path))
             self._note("proved", attempt=after.number)
 
-    def _say_what_is_in_the_way(self, result: JobResult, previous: Attempt) -> None:
+    def _another_plan(self, previous: Attempt, attempt: Attempt, result: JobResult) -> tuple[str, ...]:
+        """The next plan when the rerun failed, but not for memory; its fixes are taken back and not tried again."""
+        proof = read_json(attempt.path / layout.PROOF_FILE) or {}
+        if result.oom or proof.get("accepted") is not False:
+            return ()
+        fixes = tuple(attempt.info().get("fixes") or ())
+        self._say(f"{' + '.join(fixes)} not accepted: {proof.get('why_not_accepted')}")
+        self._failed.append(frozenset(fixes))
+        if result.exit_code == 0 or not self.request.take_best or self.request.chosen:
+            return ()
         stopped = next(
             (rank.exception for rank in result.ranks if _EXISTS.search(rank.exception or "")), None
         )
-        if stopped is not None and result.exit_code != 0:
+        if stopped is not None:
             self._say(
                 f"the rerun stopped at what attempt {previous.number} left ({stopped}): move it away, or let the "
                 "script take an existing folder, and start again"
             )
+            return ()
+        return self._recommended(previous.fixes() or {"fixes": []}, ()) if self._may_continue() else ()
 
     def _may_continue(self) -> bool:
         if self.control.level:

@@ -17,16 +17,22 @@ class Choice:
     why_none: str = ""
 
 
-def choose(predictions: Mapping[str, Any], allowed: Risk, active: Collection[str] = ()) -> Choice:
+def choose(
+    predictions: Mapping[str, Any],
+    allowed: Risk,
+    active: Collection[str] = (),
+    failed: Collection[frozenset[str]] = (),
+) -> Choice:
     """The recommended plan, or else the cheapest that fits and is of the risk `allowed` at most.
 
     Args:
         predictions: an object `oomscope.fixes/1`.
         allowed: the highest risk class that needs no question.
         active: the fixes of the attempt that failed.
+        failed: plans that were tried and failed their proof.
     """
     risks = {fix["id"]: Risk(fix["risk"]) for fix in predictions["fixes"]}
-    plans = _that_fit(predictions)
+    plans = [plan for plan in _that_fit(predictions) if frozenset(plan) not in failed]
     if not plans:
         return Choice(why_none="no fix is predicted to make the job fit")
     permitted = [plan for plan in plans if all(risks[each].rank <= allowed.rank for each in plan)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,54 @@ def test_a_viewer_may_ask_for_fixes_of_a_job_that_survives(
     stage, loop, _ = play(tmp_path, monkeypatch, [False, False], decide=lambda fixes: ["ckpt"])
     assert stage.order == ["run", "predict", "run", "prove"]
     assert loop.session.state()["state"] == "done"
+
+
+def failing_proof(fixes: str, why: str) -> Any:
+    """The proof of a stage whose rerun with `fixes` is not accepted."""
+
+    def prove(self: Stage, *_: Any) -> dict[str, Any]:
+        self.order.append("prove")
+        failed = self.specs[-1].env.get("FIX") == fixes
+        return {"accepted": not failed, "why_not_accepted": why if failed else None}
+
+    return prove
+
+
+PLANS = [
+    {"fixes": ["ckpt"], "fits": True, "predicted": {}},
+    {"fixes": ["amp-bf16"], "fits": True, "predicted": {}},
+]
+
+
+def test_fixes_with_which_the_job_fails_are_taken_back_and_the_next_plan_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Stage.run_job
+
+    def run_job(self: Stage, spec: JobSpec, **more: Any) -> JobResult:
+        result = original(self, spec, **more)
+        return replace(result, exit_code=1) if spec.env.get("FIX") == "ckpt" else result
+
+    monkeypatch.setattr(Stage, "run_job", run_job)
+    monkeypatch.setattr(Stage, "prove", failing_proof("ckpt", "it ended with exit code 1"))
+    stage, loop, events = play(
+        tmp_path, monkeypatch, [True, False, False], catalogue={**CATALOGUE, "plans": PLANS}, take_best=True
+    )
+    assert stage.order == ["run", "predict", "run", "prove", "run", "prove"]
+    assert [spec.env.get("FIX") for spec in stage.specs] == [None, "ckpt", "amp-bf16"]
+    assert "ckpt not accepted: it ended with exit code 1" in notes(events)
+    assert loop.outcome.exit_code == 0
+
+
+def test_a_rerun_that_finished_is_kept_although_its_losses_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "prove", failing_proof("ckpt", "loss differs"))
+    stage, _, events = play(
+        tmp_path, monkeypatch, [True, False], catalogue={**CATALOGUE, "plans": PLANS}, take_best=True
+    )
+    assert stage.order == ["run", "predict", "run", "prove"]
+    assert "ckpt not accepted: loss differs" in notes(events)
 
 
 def test_an_ended_session_is_taken_up_with_its_last_attempt(
