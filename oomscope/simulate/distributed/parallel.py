@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -75,6 +75,13 @@ def _done(value: Any) -> Any:
 
 class _Silent:
     """Stands for the C++ logger, which wants a CUDA timer."""
+
+    strs_map: ClassVar[dict[str, str]] = {}
+    ints_map: ClassVar[dict[str, int]] = {}
+
+    def _get_ddp_logging_data(self) -> _Silent:
+        """Nothing was logged; Lightning reads it when training has ended."""
+        return self
 
     def __getattr__(self, _name: str) -> Any:
         return lambda *_args, **_kwargs: None
