@@ -29,6 +29,7 @@ def snapshot_json(
         "schema": "oomscope.snapshot/1",
         "name": snapshot.name,
         "torch_version": snapshot.torch_version,
+        "torch_at_least": snapshot.torch_at_least,
         "rank": snapshot.identity.rank,
         "step": snapshot.identity.step,
         "pid": snapshot.identity.pid,

@@ -11,13 +11,20 @@ SUFFIXES = (".pickle", ".pkl", ".p", ".html", ".pickle.gz", ".pkl.gz", ".pickle.
 
 _B = r"(?:^|[^a-z0-9])"
 _RANK = (
-    re.compile(_B + r"(?:global[_-]?)?rank[_\-= ]?(\d{1,7})(?!\d)", re.I),  # rank_3, rank3, global_rank-03
+    re.compile(
+        r"(?<!local)" + _B + r"(?:global[_-]?)?rank[_\-= ]?(\d{1,7})(?!\d)", re.I
+    ),  # rank_3, global_rank-03
     re.compile(_B + r"r(\d{1,7})(?=[^a-z0-9]|$)", re.I),  # r00003-step000120-oom
     re.compile(r"^(\d{1,7})_(?:step|iter)", re.I),  # torchtitan: 000003_step_10
     re.compile(r"(?:[a-z])rank(\d{1,7})(?!\d)", re.I),  # memrank3
-    re.compile(_B + r"(?:gpu|dev|device|dp|worker)[_\-=]?(\d{1,4})(?=[^a-z0-9]|$)", re.I),
+    re.compile(_B + r"(?:gpu|cuda|dev|device|dp|worker)[_\-=:]?(\d{1,4})(?=[^a-z0-9]|$)", re.I),
 )
-_STEP = re.compile(r"(?:^|[^a-z])(?:step|iteration|iter|it|epoch)[_\-= ]?(\d{1,15})", re.I)
+_STEP = (
+    re.compile(
+        r"(?:^|[^a-z])(?:step|iteration|iter|it|ba|batch)[_\-= ]?(\d{1,15})", re.I
+    ),  # ep0-ba5: composer
+    re.compile(r"(?:^|[^a-z])(?:epoch|ep)[_\-= ]?(\d{1,15})", re.I),
+)
 _PID = (
     re.compile(_B + r"pid[_\-= ]?(\d{1,10})", re.I),
     re.compile(r"_(\d{2,10})\.\d{10,20}\.", re.I),  # torch.profiler: host_1234.1757044802340508.pickle
@@ -26,16 +33,17 @@ _PID = (
 
 
 def identity_of(path: Path) -> Identity:
-    """What the usual naming schemes say; the folder's name is asked for a step that the file's does not give.
+    """What the usual naming schemes say; the folders' names are asked for what the file's does not give.
 
     Sources: torchtitan (`step_000000000010/000003_step_10.pickle`), torch.profiler (`host_pid.time.pickle`),
-    verl, this program.
+    composer, verl, this program.
     """
-    name = path.name
-    step = _number((_STEP,), name)
-    if step is None:
-        step = _number((_STEP,), path.parent.name)
-    return Identity(rank=_number(_RANK, name), step=step, pid=_number(_PID, name))
+    name, *folders = path.name, path.parent.name, path.parent.parent.name
+    rank, step = _number(_RANK, name), _number(_STEP, name)
+    for folder in folders:
+        rank = _number(_RANK[:1], folder) if rank is None else rank
+        step = _number(_STEP, folder) if step is None else step
+    return Identity(rank=rank, step=step, pid=_number(_PID, name))
 
 
 def _number(patterns: tuple[re.Pattern[str], ...], name: str) -> int | None:

@@ -32,9 +32,17 @@ def title(snapshot: Snapshot) -> str:
     for word, value in (("rank", identity.rank), ("step", identity.step), ("pid", identity.pid)):
         if value is not None:
             parts.append(f"{word} {value}")
-    parts.append(f"torch {snapshot.torch_version}" if snapshot.torch_version else "torch version not shown")
+    parts.append(_version(snapshot))
     parts.append(count(snapshot.n_events, "event"))
     return " · ".join(parts)
+
+
+def _version(snapshot: Snapshot) -> str:
+    if snapshot.torch_version:
+        return f"torch {snapshot.torch_version}"
+    return (
+        f"torch {snapshot.torch_at_least} or later" if snapshot.torch_at_least else "torch version not shown"
+    )
 
 
 def moment_name(analysis: DeviceAnalysis, focus: Focus) -> str:

@@ -62,6 +62,8 @@ class Snapshot:
     settings: dict[str, Any] = field(default_factory=dict)
     """`allocator_settings` as found; empty before torch 2.3."""
     annotations: Annotations = field(default_factory=Annotations)
+    torch_at_least: str | None = None
+    """The oldest release that writes what the file holds; None when nothing in it tells."""
     torch_version: str | None = None
     """"2.6" when the file itself shows it, else None."""
     keys: tuple[str, ...] = ()

@@ -18,9 +18,9 @@ from oomscope.core.snapshot.identity import Identity
 from oomscope.core.snapshot.intern import Interner, brief, clean_text
 from oomscope.core.snapshot.model import DeviceSnapshot, Snapshot
 from oomscope.core.snapshot.notes import Notes
-from oomscope.core.snapshot.parse_events import EventsBuilder, integer
+from oomscope.core.snapshot.parse_events import OPTIONAL, EventsBuilder, integer
 from oomscope.core.snapshot.parse_segments import MAX_DEVICES, empty_tables, parse_segments
-from oomscope.core.snapshot.version import torch_version
+from oomscope.core.snapshot.version import oldest_version, torch_version
 from oomscope.errors import SnapshotError
 
 KNOWN_KEYS = ("segments", "device_traces", "allocator_settings", "external_annotations")
@@ -44,6 +44,8 @@ def parse_snapshot(
         SnapshotError: not a snapshot; the message says which part is not.
     """
     if isinstance(raw, (list, tuple)):
+        if raw and type(raw[0]) is not dict:
+            raise SnapshotError(f"holds a list of {type(raw[0]).__name__}, not a memory snapshot", hint=_HINT)
         raw = {"segments": raw}
     if type(raw) is not dict:
         raise SnapshotError(f"holds {_describe(raw)}, not a memory snapshot", hint=_HINT)
@@ -74,6 +76,7 @@ def parse_snapshot(
         texts=interner.texts,
         settings=_settings(raw.get("allocator_settings"), notes),
         annotations=annotations,
+        torch_at_least=oldest_version(raw, _event_keys(events)),
         torch_version=torch_version(interner.frames, raw),
         keys=tuple(clean_text(key)[:100] for key in list(raw)[:100]),
         identity=identity or Identity(),
@@ -96,6 +99,15 @@ def _traces(raw: object, interner: Interner, notes: Notes, runs: Any) -> list[Ev
     return [
         _trace(rows, interner, notes, f"device_traces[{device}]", runs) for device, rows in enumerate(raw)
     ]
+
+
+def _event_keys(traces: list[Events]) -> set[str]:
+    """Keys that rows of some trace have, of those that came later than others."""
+    columns = {key: column for key, (column, _, _) in OPTIONAL.items()}
+    found = {
+        key for key, column in columns.items() if any(getattr(each, column) is not None for each in traces)
+    }
+    return found | ({"time_us"} if any(each.has_times for each in traces) else set())
 
 
 def _trace(rows: object, interner: Interner, notes: Notes, where: str, runs: Any) -> Events:

@@ -15,6 +15,25 @@ _WRAPPED_CALL_LINES = {
 torch/nn/modules/module.py."""
 
 
+_KEYS = (
+    ("pool_id", "2.12"), ("forward_frames", "2.12"), ("user_metadata", "2.10"),
+    ("graph_capture_record_stream_reuse", "2.9"), ("compile_context", "2.8"), ("external_annotations", "2.5"),
+    ("allocator_settings", "2.3"), ("time_us", "2.2"), ("segment_pool_id", "2.1"), ("requested_size", "2.0"),
+)  # fmt: skip
+"""Key -> the first release that writes it, newest first; seen in files of these releases."""
+
+
+def oldest_version(raw: dict[str, Any], event_keys: Iterable[str]) -> str | None:
+    """The oldest release that can have written the snapshot, by its keys; None when it has none of them.
+
+    `event_keys`: keys of its rows.
+    """
+    segments, settings = raw.get("segments"), raw.get("allocator_settings")
+    first = segments[0] if isinstance(segments, (list, tuple)) and segments else None
+    keys = {key for each in (raw, settings, first) if type(each) is dict for key in each} | set(event_keys)
+    return next((release for key, release in _KEYS if key in keys), None)
+
+
 def torch_version(frames: Iterable[Frame], raw: dict[str, Any]) -> str | None:
     """The release that wrote the snapshot, such as "2.6"; None when nothing in it tells.
 

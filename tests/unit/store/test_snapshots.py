@@ -142,11 +142,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "long-frame": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.", "not a readable pickle"),
     "long-number": (b"\x80\x02\x8b\xff\xff\xff\x7f.", "not a readable pickle"),
     "memo": (b"]r\xff\xff\xff\x0f.", "more memory than the limit"),
-    "deep-lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "not a segment"),
+    "deep-lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "holds a list of list"),
     "deep-key": (b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.", "SIGSEGV|RecursionError|nested"),
     "laughs": (
         b"\x80\x02]q\x00" + b"".join(b"]q%c(" % (n + 1) + (b"h%c" % n) * 10 + b"e" for n in range(60)) + b".",
-        "not a segment",
+        "holds a list of list",
     ),
     "laughing-frames": (
         b"\x80\x02]q\x00" + b"".join(b"]q%c(" % (n + 1) + (b"h%c" % n) * 10 + b"e" for n in range(60))
@@ -399,6 +399,12 @@ def test_scanning_damaged_streams_gives_what_unpickling_gives_or_nothing(make: A
         ("oom_snapshot_gpu2.pickle", 2, None, None),
         ("snapshot.pickle", None, None, None),
         ("final_report_8b.pickle", None, None, None),
+        ("ep0-ba5-rank3.memory_snapshot.pickle", 3, 5, None),
+        ("mem_epoch3_step20_rank1.pickle", 1, 20, None),
+        ("mem_epoch3.pickle", None, 3, None),
+        ("local_rank0_rank5.pickle", 5, None, None),
+        ("cuda:1.pickle", 1, None, None),
+        ("rank_7/step_40/oom.pickle", 7, 40, None),
     ],
 )
 def test_names(name: str, rank: int | None, step: int | None, pid: int | None) -> None:

@@ -162,3 +162,22 @@ def test_deep_and_exploding_values_are_not_followed() -> None:
         assert parse_snapshot({"segments": [], "allocator_settings": {"a": bad}}).settings == {"a": "<list>"}
     while deep:  # so that the garbage collector need not recurse
         deep = deep[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "release"),
+    [
+        (like_torch_2_13, "2.12"),
+        (lambda raw: raw, "2.5"),
+        (lambda raw: {"segments": raw["segments"]}, "2.1"),
+        (lambda raw: {"segments": []}, None),
+    ],
+    ids=["newest", "plain", "segments", "nothing"],
+)
+def test_keys_tell_the_oldest_release_that_writes_them(make: Any, release: str | None) -> None:
+    assert parse_snapshot(make(training())).torch_at_least == release
+
+
+def test_a_list_of_something_else_is_no_snapshot() -> None:
+    with pytest.raises(SnapshotError, match="holds a list of tuple, not a memory snapshot"):
+        parse_snapshot([("a", "b")])
