@@ -135,11 +135,20 @@ def _unseen(result: Mapping[str, Any], *, simulated: bool) -> Iterable[str]:
         names = ", ".join(str(rank.get("rank")) for rank in ranks)
         yield f"simulated: rank {names} of {size} ranks; the others were not run (--ranks chooses)"
     if result.get("exit_code") != 0:
+        yield from _failure(result)
         return
     if not ranks:
         yield "no training process was seen (one that imports torch and trains), so its memory is not known"
     elif not any(rank.get("steps") for rank in ranks):
         yield "no optimizer step was seen: the peaks are those of the whole run, and growth cannot be judged"
+
+
+def _failure(result: Mapping[str, Any]) -> Iterable[str]:
+    """What ended the first rank that failed, where several ranks speak or this one's words went to a file."""
+    ranks = result.get("ranks") or ()
+    failed = next((rank for rank in ranks if rank.get("rank") == result.get("first_failing_rank")), None)
+    if failed is not None and len(ranks) > 1 and failed.get("exception"):
+        yield f"rank {failed['rank']} failed: {str(failed['exception']).splitlines()[0][:300]}"
 
 
 def diagnosis_lines(findings: diagnosis_view.Diagnosis) -> list[str]:
@@ -220,6 +229,8 @@ def proof_lines(row: compare.AttemptRow, proof: Mapping[str, Any]) -> list[str]:
     if loss:
         detail = proof.get("loss_detail")
         lines += _field("loss", f"{loss}{f': {detail}' if detail else ''}", indent=4)
+    if proof.get("accepted") is False:
+        lines += _field("accepted", f"no: {proof.get('why_not_accepted')}", indent=4)
     return lines
 
 

@@ -20,6 +20,7 @@ from ..core.allocator.model import (
     VirtualDriver,
     oom_message,
 )
+from . import guard
 from .cards import Card
 from .frames import Stack, StackTable
 from .requests import request_log, tracer
@@ -77,7 +78,6 @@ class Device:
         self.count = count
         self.capacity_bytes = capacity_bytes
         """What cudaMalloc can hand out on each card."""
-        self.current = 0
         self.history = History(count, stacks)
         self.allocators: dict[int, CachingAllocator] = {}
         self.pools: list[tuple[int, int]] = []
@@ -95,6 +95,15 @@ class Device:
         """Where a prediction run writes every request it makes."""
         self.settings = allocator_settings()
         self.config = AllocatorConfig.parse(self.settings)
+
+    @property
+    def current(self) -> int:
+        """The current card of the calling thread."""
+        return guard.current()
+
+    @current.setter
+    def current(self, index: int) -> None:
+        guard.make_current(index)
 
     def grow(self, count: int) -> None:
         """Have at least `count` cards."""

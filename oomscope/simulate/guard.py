@@ -32,6 +32,7 @@ _SLOTS_OF_DUMMY = 64
 _keep: list[Any] = []
 """Native memory that must live as long as the process."""
 _set_device: Any = None
+_get_device: Any = None
 
 
 def install(devices: int) -> None:
@@ -56,6 +57,11 @@ def make_current(index: int) -> None:
         _set_device(index << 8 | _CUDA)
 
 
+def current() -> int:
+    """The current device of the calling thread, as torch's C++ core knows it."""
+    return 0 if _get_device is None else int(_get_device()) >> 8
+
+
 def _install_guard(devices: int) -> int:
     """Put a working guard in place; returns the address of a native function that returns true."""
     registry = (ctypes.c_void_p * 32).in_dll(_library("libc10"), _REGISTRY)
@@ -70,7 +76,7 @@ def _install_guard(devices: int) -> int:
     if guard is None or guard == ctypes.addressof(dummy):
         raise ValueError("the device guard was not replaced")
     slots = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
-    _find_setter(guard, slots)
+    _find_current(guard, slots)
     counter = slots.index("deviceCount")
     functions = ctypes.cast(
         ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
@@ -91,16 +97,17 @@ def _install_guard(devices: int) -> int:
     return int(returns_true)
 
 
-def _find_setter(guard: int, slots: list[str]) -> None:
+def _find_current(guard: int, slots: list[str]) -> None:
     """`c10::Device` is two bytes, type and index, and is passed as a number (c10/core/Device.h)."""
-    global _set_device
+    global _set_device, _get_device
     table = ctypes.cast(
         ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
     )
-    native = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint16)(
+    setter = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint16)(
         table[slots.index("uncheckedSetDevice")]
     )
-    _set_device = functools.partial(native, guard)
+    getter = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)(table[slots.index("getDevice")])
+    _set_device, _get_device = functools.partial(setter, guard), functools.partial(getter, guard)
 
 
 def _install_hooks(returns_true: int) -> None:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -99,6 +99,8 @@ class Tracker:
         """Autograd sequence number -> (module, stack) of the forward operation."""
         self.streams = threading.local()
         self.closing = False
+        self.on_first_use: Callable[[], None] = lambda: None
+        """Called before the first allocation on each card."""
         self._resize = torch.UntypedStorage.resize_
 
     # --- phases
@@ -142,6 +144,7 @@ class Tracker:
         peak = self.peaks.get(index)
         if peak is None:
             peak = self.peaks[index] = Peak()
+            self.on_first_use()
         allocator = device.allocators[index]
         current = allocator.allocated_bytes
         if allocator.reserved_bytes > peak.reserved:

@@ -13,7 +13,7 @@ def install(mode: Any) -> None:
     for name, function in _functions(mode).items():
         setattr(torch._C, f"_cuda_{name}", function)
     cuda = torch.cuda
-    cuda.memory._lazy_init = lambda: None
+    cuda.memory._lazy_init = cuda._lazy_init
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         index = cuda._get_device_index(device, optional=True)

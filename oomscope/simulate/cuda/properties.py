@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from .. import guard
 from .runtime import Runtime
 
 _LEGACY_TYPES = {
@@ -65,16 +64,13 @@ def _devices(mode: Any) -> None:
     def set_device(index: int) -> None:
         if index >= device.count:
             raise torch.AcceleratorError("CUDA error: invalid device ordinal")
-        choose(int(index))
-
-    def choose(index: int) -> None:
-        device.current = index
-        guard.make_current(index)
+        cuda._lazy_init()
+        device.current = int(index)
 
     def exchange(index: int) -> int:
         before: int = device.current
         if index is not None and index >= 0:
-            choose(index)
+            device.current = index
         return before
 
     def properties_of(which: Any = None) -> DeviceProperties:
@@ -115,8 +111,12 @@ def _initialization(mode: Any) -> None:
     torch._C._cuda_init = lambda: None
     torch._C._cuda_isInBadFork = lambda: False
     cuda._is_in_bad_fork = lambda: False
-    cuda._lazy_init = cuda.init = lambda: None
-    cuda._initialized = True
+    cuda._initialized = False  # until something is done on a card, which some libraries ask for
+
+    def initialize() -> None:
+        cuda._initialized = True
+
+    cuda._lazy_init = cuda.init = mode.tracker.on_first_use = initialize
     cuda._queued_calls.clear()
     cuda._lazy_call = lambda call, **_kwargs: call()
     runtime = Runtime(mode)
@@ -156,7 +156,7 @@ def _random(mode: Any) -> None:
         module.seed = module.seed_all = lambda: manual_seed(torch.initial_seed() & 0x7FFFFFFF)
         module.initial_seed = lambda: state["seed"]
         module._lazy_call = lambda call, **_kwargs: call()
-        module._lazy_init = lambda: None
+        module._lazy_init = cuda._lazy_init
     cuda.default_generators = tuple(torch.Generator() for _ in range(mode.device.count))
     plain = torch.Generator
 

@@ -30,8 +30,21 @@ def install(mode: Any) -> None:
     plain_save, plain_load = torch.save, torch.load
     saved = _Saved()
 
+    pickled = FakeTensor.__reduce_ex__
+    saving = [0]
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        """Also for tensors inside of modules and other objects, which are pickled whole."""
+        return _as_shape(self).__reduce_ex__(protocol) if saving[0] else pickled(self, protocol)
+
+    FakeTensor.__reduce_ex__ = reduce
+
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain_save(tree_map(_as_shape, obj), saved.to_write(f), *args, **kwargs)
+        saving[0] += 1
+        try:
+            return plain_save(obj, saved.to_write(f), *args, **kwargs)
+        finally:
+            saving[0] -= 1
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         target = None if map_location is None or callable(map_location) else map_location
@@ -42,6 +55,11 @@ def install(mode: Any) -> None:
             return loaded
 
         def revive(each: Any) -> Any:
+            if isinstance(each, torch.nn.Module):
+                for module in each.modules():
+                    for owned in (module._parameters, module._buffers):
+                        owned.update({name: revive(tensor) for name, tensor in owned.items()})
+                return each
             if not isinstance(each, torch.Tensor):
                 return each
             if each.device.type == "meta":

@@ -257,4 +257,21 @@ def check_learning_rate_schedule_and_clipping():
         schedule.step()
 
 
+def check_modules_are_saved_and_loaded_whole():
+    import io
+    import warnings
+
+    model = nn.Sequential(nn.Linear(300, 400), nn.BatchNorm1d(400)).cuda()
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save({"model": model}, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)["model"]
+    assert {each.device.type for each in loaded.state_dict().values()} == {"cuda"}
+    loaded(cuda(4, 300)).sum().backward()
+    assert loaded[0].weight.grad is not None
+    assert copy.copy(model[0].weight).device.type == "cuda"
+
+
 run_all(globals())
