@@ -42,7 +42,10 @@ def snapshot_alert(analysis: DeviceAnalysis, failure: Failure | None = None) -> 
         failure: what a replay says about the error to speak of; without it the last one is spoken of.
     """
     if not analysis.ooms:
-        return Alert("info" if analysis.history.is_usable else "warn", sentence(analysis.history))
+        left_out = analysis.device.skipped_events
+        skipped = f" {count(left_out, 'older event')} left out on request." if left_out else ""
+        severity = "info" if analysis.history.is_usable else "warn"
+        return Alert(severity, sentence(analysis.history) + skipped)
     oom = analysis.ooms[-1]
     if failure is not None:
         oom = next((each for each in analysis.ooms if each.event_index == failure.row), oom)

@@ -112,6 +112,15 @@ def _get(reference: int) -> bytes:
     return bytes((_BINGET, reference)) if reference < 256 else b"j" + struct.pack("<I", reference)
 
 
+def _get_all(references: IntArray) -> bytes:
+    """`_get` of ascending references."""
+    short = references[references < 256]
+    long = np.empty((len(references) - len(short), 5), np.uint8)
+    long[:, 0] = 0x6A
+    long[:, 1:] = references[len(short) :, None].astype("<u4").view(np.uint8)
+    return b"".join(map(_get, short.tolist())) + long.tobytes()
+
+
 def _payloads(data: memoryview) -> Iterator[tuple[list[memoryview], int, bool]]:
     """(parts of some frames without their headers, where they end in `data`, whether they are the last)."""
     position, parts, size = 2, [], 0
@@ -195,15 +204,15 @@ class _Splitter:
     def _number_lists(self, values: IntArray, ends: IntArray, text: bytes) -> None:
         """Put -1 - number in place of where a list starts."""
         inside = np.flatnonzero(ends)
-        number = self._bodies.number
         pairs = zip(values[inside].tolist(), ends[inside].tolist(), strict=True)
-        values[inside] = [-1 - number(text[start:end]) for start, end in pairs]
+        numbers = self._bodies.numbers([text[start:end] for start, end in pairs])
+        values[inside] = -1 - np.array(numbers, np.int64)
 
     def finished(self, tail: bytes) -> Scanned:
         """What was split, given the last bytes of the stream."""
         taken = self._bodies.found()
         references = _references(self.runs, taken)
-        fetched = b"](" + b"".join(map(_get, references.tolist())) + b"e\x86."
+        fetched = b"](" + _get_all(references) + b"e\x86."
         self._rest += [tail[:-1], fetched]
         return Scanned(b"".join(self._rest), self.runs, references, taken)
 

@@ -7,7 +7,9 @@ Opcodes: https://github.com/python/cpython/blob/main/Lib/pickletools.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -67,16 +69,16 @@ class Bodies:
     """Distinct objects that were taken out of the rows, by their bytes, numbered."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: defaultdict[bytes, int] = defaultdict(count().__next__)
         self._texts: dict[int, bytes] = {}
 
-    def number(self, body: bytes) -> int:
-        """Number of a list given as its bytes."""
-        return self._numbers.setdefault(body, len(self._numbers))
+    def numbers(self, bodies: Iterable[bytes]) -> list[int]:
+        """Number of each list, given as its bytes."""
+        return list(map(self._numbers.__getitem__, bodies))
 
     def text(self, body: bytes) -> int:
         """Number of a text given as its bytes."""
-        number = self.number(body)
+        number = self._numbers[body]
         self._texts[number] = body
         return number
 
@@ -93,7 +95,7 @@ class Bodies:
             for body, number in self._numbers.items()
         ]
 
-    def filler(self, memos: Sequence[int], objects: Sequence[IntArray], count: int) -> bytes:
+    def filler(self, memos: Sequence[int], objects: Sequence[IntArray], rows: int) -> bytes:
         """Opcodes that make the same number of shared objects as some rows.
 
         Later rows refer to the objects of earlier ones: they get a list's number in its place, and texts as they are.
@@ -101,15 +103,15 @@ class Bodies:
         Args:
             memos: other shared objects of a row: before the first taken object (the row itself included), between the
                 first and the second, ..., and after the last.
-            objects: (count,) int64 per taken object of a row: its number, -1 for none.
-            count: number of rows.
+            objects: (rows,) int64 per taken object of a row: its number, -1 for none.
+            rows: number of rows.
         """
         bytes_of = np.full(len(self._numbers) + 1, _FILLER)
         bytes_of[-1] = 0
         is_text = np.zeros(len(bytes_of), np.bool_)
         for number, body in self._texts.items():
             bytes_of[number], is_text[number] = len(body) + 1, True
-        sizes = sum((bytes_of[numbers] for numbers in objects), np.full(count, sum(memos)))
+        sizes = sum((bytes_of[numbers] for numbers in objects), np.full(rows, sum(memos)))
         place = np.cumsum(sizes) - sizes
         out = np.full(int(sizes.sum()), _MEMOIZE, np.uint8)
         for before, numbers in zip(memos, objects, strict=False):
