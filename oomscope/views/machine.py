@@ -44,6 +44,8 @@ class ProcessRow:
     allocated_bytes: int | None
     """As torch in it says; None without an agent."""
     reserved_bytes: int | None
+    rss_bytes: int | None
+    """Host memory; None for a pid that is not visible."""
     visible: bool
     """False: the pid is one of the host that this container does not see, or the process is gone."""
 
@@ -65,7 +67,7 @@ class GpuRow:
     """Of the ranks that report."""
     cached_bytes: int
     other_cuda_bytes: int
-    """Of the ranks that report, outside torch's allocator."""
+    """Of training jobs, outside torch's allocator; with a rank that does not report, all that it holds."""
     other_processes_bytes: int
     unaccounted_bytes: int | None
     """Used memory that no listed process holds."""
@@ -140,11 +142,11 @@ def _gpu(
     now_ns: int,
 ) -> GpuRow:
     processes = tuple(_process(row, owners, readings) for row in record.get("processes", ()))
-    ours = [row for row in processes if row.reserved_bytes is not None]
+    ours = [row for row in processes if row.reserved_bytes is not None or row.job is not None]
     reserved = sum(row.reserved_bytes or 0 for row in ours)
     allocated = sum(row.allocated_bytes or 0 for row in ours)
     held = sum(row.used_bytes or 0 for row in ours)
-    others = sum(row.used_bytes or 0 for row in processes if row.reserved_bytes is None)
+    others = sum(row.used_bytes or 0 for row in processes if row not in ours)
     instance = record.get("gpu_instance")
     index = int(record.get("gpu", 0))
     return GpuRow(
@@ -183,6 +185,7 @@ def _process(row: Record, owners: Mapping[int, Owner], readings: Mapping[int, Ra
         is_worker=owner is not None and owner.is_worker,
         allocated_bytes=state.allocated_bytes if state is not None else None,
         reserved_bytes=state.reserved_bytes if state is not None else None,
+        rss_bytes=stat.rss_bytes if stat is not None else None,
         visible=stat is not None,
     )
 
@@ -315,6 +318,7 @@ def _gpu_json(row: GpuRow) -> dict[str, Any]:
                 "is_worker": process.is_worker,
                 "allocated_bytes": process.allocated_bytes,
                 "reserved_bytes": process.reserved_bytes,
+                "rss_bytes": process.rss_bytes,
                 "visible": process.visible,
             }
             for process in row.processes

@@ -13,8 +13,8 @@ from oomscope.views.wording import short_gpu
 def bar(row: GpuRow, width: int) -> list[tuple[str, str]]:
     """Memory of a GPU by owner in `width` cells: (text, memory class) from left to right.
 
-    Glyphs carry the meaning without colour: █ torch allocated, ▒ torch cached, ▓ other CUDA of the ranks, ░ other
-    processes and what nobody accounts for, · free.
+    Glyphs carry the meaning without colour: █ torch allocated, ▒ torch cached, ▓ other memory of training jobs (all of
+    it where no agent tells), ░ other processes and what nobody accounts for, · free.
     """
     total = row.total_bytes
     if not total or row.used_bytes is None:
@@ -51,6 +51,39 @@ def power_text(record: Record) -> str:
     return f"{record['power_mw'] / 1000:.0f}" + (f"/{limit / 1000:.0f}" if limit else "")
 
 
+#: Reasons of the driver for a lower clock, in words. Source: nvml.h, nvmlClocksEventReason*.
+_REASONS = {
+    "idle": "idle",
+    "app_clocks": "clocks set by the user",
+    "sw_power_cap": "power cap",
+    "hw_slowdown": "slowed by hardware",
+    "sync_boost": "sync boost",
+    "sw_thermal": "hot",
+    "hw_thermal": "too hot",
+    "hw_power_brake": "power brake",
+    "display_clocks": "display clocks",
+}
+
+
+def slower(record: Record) -> str:
+    """Why the clock is lowered, in words; "" when it is not."""
+    return ", ".join(_REASONS.get(reason, reason) for reason in record.get("throttle") or ())
+
+
+def gpu_name(row: GpuRow) -> str:
+    """The model; an instance of MIG as its profile, below its GPU."""
+    name = short_gpu(row.name)
+    if row.record.get("gpu_instance") is None:
+        return name
+    return "└ " + name.partition(" MIG ")[2] if " MIG " in name else f"└ {name}"
+
+
+def command_of(process: ProcessRow) -> str:
+    """The command line without the folder of its program, which is the longest and least telling part of it."""
+    program, blank, rest = process.command.partition(" ")
+    return program.rpartition("/")[2] + blank + rest
+
+
 def who(process: ProcessRow) -> str:
     """Job and rank, as in "train.py r3"; "-" for a process of no training job."""
     if process.job is None:
@@ -71,7 +104,7 @@ def machine_lines(view: MachineView) -> list[str]:
             f"{'gpu':<5}{'name':<22}{'util':>5}{'memory GiB':>14}  {'':<24}{'°C':>4}{'W':>9}{'MHz':>6}  state"
         )
         lines += [_gpu_line(row) for row in view.gpus]
-        lines.append(f"{'':46}█ allocated ▒ cached ▓ other CUDA ░ others · free")
+        lines.append(f"{'':46}█ allocated ▒ cached ▓ rest of jobs ░ others · free")
         lines.append("")
     processes = [(row, process) for row in view.gpus for process in row.processes]
     if processes:
@@ -88,10 +121,10 @@ def _gpu_line(row: GpuRow) -> str:
     record = row.record
     used = "-" if row.used_bytes is None else f"{row.used_bytes / GIB:.1f}"
     state = row.state if not row.stale else "stale"
-    if row.state == "ok" and record.get("throttle"):
-        state = ",".join(record["throttle"])
+    if row.state == "ok":
+        state = slower(record) or state
     return (
-        f"{row.label:<5}{short_gpu(row.name)[:21]:<22}{value(record.get('utilization_pct'), '%'):>5}"
+        f"{row.label:<5}{gpu_name(row)[:21]:<22}{value(record.get('utilization_pct'), '%'):>5}"
         f"{used + '/' + format(row.total_bytes / GIB, '.1f'):>14}  {''.join(text for text, _ in bar(row, 24)):<24}"
         f"{value(record.get('temperature_c')):>4}{power_text(record):>9}{value(record.get('sm_clock_mhz')):>6}  {state}"
     )
@@ -108,5 +141,5 @@ def _process_line(row: GpuRow, process: ProcessRow) -> str:
     return (
         f"{row.label:<5}{str(process.pid) + mark:>8} "
         f"{process.user[:9]:<10}{who(process)[:19]:<20}{size(process.used_bytes):>11}"
-        f"{size(process.allocated_bytes):>11}{size(cached):>11}  {process.command[:60]}"
+        f"{size(process.allocated_bytes):>11}{size(cached):>11}  {command_of(process)[:60]}"
     )

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -28,12 +28,11 @@ from oomscope.tui.widgets.spans import Row, Span, clip, columns
 from oomscope.units import GIB, format_bytes
 from oomscope.views.headline import Alert, Fact, Headline
 from oomscope.views.machine import GpuRow, MachineView, ProcessRow, machine_view
-from oomscope.views.machine_text import bar, power_text, value, who
-from oomscope.views.wording import short_gpu
+from oomscope.views.machine_text import bar, command_of, gpu_name, power_text, slower, value, who
 
 MACHINE = "Machine"
 MACHINE_ACTIONS = (
-    Action("machine.sort", "o", "app.sort", "Sort", "Sort processes by GPU, memory or job.", MACHINE, 5),
+    Action("machine.sort", "o", "app.sort", "Sort", "Sort processes by GPU, memory, job, user or pid.", MACHINE, 5),
     Action("machine.only", "f", "app.only", "This GPU", "Show the processes of the selected GPU only.", MACHINE, 4),
     Action("machine.pause", "space", "app.pause", "Pause", "Stop and go on reading.", MACHINE, 3),
     Action("machine.copy", "y", "app.copy_all", "Copy", "Copy the tables as plain text.", MACHINE, 2),
@@ -44,7 +43,9 @@ MACHINE_ACTIONS = (
 #: Readings kept of each GPU: ten minutes at the default rate.
 _HISTORY = 600
 _LEVELS = " ▁▂▃▄▅▆▇█"
-_SORTS = ("gpu", "memory", "job")
+_SORTS = ("gpu", "memory", "job", "user", "pid")
+#: Widths from which the GPU table has clocks and errors, and a history in each line.
+_WIDE, _SPARKS = 110, 130
 _POLL_S = 0.2
 
 
@@ -54,9 +55,12 @@ class GpuList(LineList):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.gpus: tuple[GpuRow, ...] = ()
+        self.loads: Mapping[str, Sequence[float]] = {}
 
-    def show(self, gpus: Sequence[GpuRow]) -> None:
+    def show(self, gpus: Sequence[GpuRow], loads: Mapping[str, Sequence[float]]) -> None:
+        """`loads`: the last utilisations of each GPU, 0 to 1, newest last."""
         self.gpus = tuple(gpus)
+        self.loads = loads
         self.styles.height = min(len(gpus) + 1, max(3, self.app.size.height // 2 - 2))
         self.invalidate()
 
@@ -65,29 +69,44 @@ class GpuList(LineList):
         return next((row for row in self.gpus if row.uuid == self.cursor_key), None)
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
-        name_width, bar_width = (24, max(20, width - 86)) if width >= 110 else (13, max(10, width - 66))
-        head = f" {'gpu':<5}{'name':<{name_width}}{'util':>5}  {'memory':<{bar_width}}{'GiB':>11}{'°C':>5}{'W':>9}"
-        head += f"{'MHz':>6}  why slower" if width >= 110 else "  state"
-        return [[(head[:width], "heading")]], [
-            self._line(row, width, name_width, bar_width) for row in self.gpus
-        ]
+        wide = width >= _WIDE
+        spark = min(40, (width - 96) // 2) if width >= _SPARKS else 0
+        name = 20 if wide else 13
+        cells = max(10, width - name - (76 if wide else 53) - (spark + 2 if spark else 0))
+        head = f" {'gpu':<5}{'name':<{name}}{'util':>5}  " + (
+            f"{'util, last readings':<{spark}}  " if spark else ""
+        )
+        head += f"{'memory':<{cells}}{'GiB':>11}{'°C':>5}{'W':>9}"
+        head += f"{'MHz':>6}{'ECC':>5}  state" if wide else "  state"
+        return [[(head[:width], "heading")]], [self._line(row, wide, name, spark, cells) for row in self.gpus]
 
-    def _line(self, row: GpuRow, width: int, name_width: int, bar_width: int) -> Row:
+    def _line(self, row: GpuRow, wide: bool, name: int, spark: int, cells: int) -> Row:
         record = row.record
         used = "–" if row.used_bytes is None else f"{row.used_bytes / GIB:.1f}"
         spans: list[Span] = [
             ("›" if row.uuid == self.cursor_key else " ", "bold"),
             (f"{row.label:<5}", "bold"),
-            (f"{clip(short_gpu(row.name), name_width - 1):<{name_width}}", ""),
+            (f"{clip(gpu_name(row), name - 1):<{name}}", ""),
             (f"{value(record.get('utilization_pct'), '%'):>5}  ", ""),
-            *bar(row, bar_width),
+        ]
+        if spark:
+            spans.append((f"{sparkline(self.loads.get(row.uuid, ()), spark):>{spark}}  ", "dim"))
+        spans += [
+            *bar(row, cells),
             (f"{used + '/' + format(row.total_bytes / GIB, '.0f'):>11}", "bold"),
             (f"{value(record.get('temperature_c')):>5}", "warn" if _is_hot(row) else ""),
             (f"{power_text(record):>9}", ""),
         ]
-        if width >= 110:
+        if wide:
+            errors = record.get("ecc_uncorrected")
             spans.append((f"{value(record.get('sm_clock_mhz')):>6}", ""))
+            spans.append((f"{value(errors):>5}", "warn" if errors else ""))
         return Row([*spans, ("  ", ""), _state_span(row)], row.uuid)
+
+
+def sparkline(shares: Sequence[float], width: int) -> str:
+    """The last `width` shares of one, a column each."""
+    return "".join(_LEVELS[min(8, max(0, round(share * 8)))] for share in list(shares)[-width:])
 
 
 def _is_hot(row: GpuRow) -> bool:
@@ -101,7 +120,7 @@ def _state_span(row: GpuRow) -> Span:
         return "! stale", "warn"
     if row.warnings:
         return f"! {row.warnings[0]}", "warn"
-    return ",".join(row.record.get("throttle", ())) or "ok", "dim"
+    return slower(row.record) or "ok", "dim"
 
 
 class History(OneLine):
@@ -120,10 +139,9 @@ class History(OneLine):
 
     def spans(self, width: int) -> Sequence[Span]:
         room = max(0, width - len(self._label) - 14)
-        text = "".join(_LEVELS[min(8, max(0, round(share * 8)))] for share in self._shares[-room:])
         return [
             (f" {self._label} ", "bar-dim"),
-            (f"{text:>{room}}", "bar"),
+            (f"{sparkline(self._shares, room):>{room}}", "bar"),
             (f" {self._now:>11}", "bar-bold"),
         ]
 
@@ -139,7 +157,7 @@ class KeyLine(OneLine):
                     (f" {actions.key_name(action.keys.split(',')[0])}", "bar-key"),
                     (f" {action.label} ", "bar"),
                 ]
-        legend = (("█", "allocated"), ("▒", "cached"), ("▓", "other CUDA"), ("░", "others"))
+        legend = (("█", "allocated"), ("▒", "cached"), ("▓", "rest of jobs"), ("░", "others"))
         words = [(f" {glyph} {word}", "bar-dim") for glyph, word in legend] if width >= 100 else []
         return columns(keys, words, width, "bar")
 
@@ -264,7 +282,7 @@ class MachineApp(App[None]):
             if empty:
                 self.query_one("#none", Missing).show(*_why_empty(view))
                 return
-            self.query_one(GpuList).show(view.gpus)
+            self.query_one(GpuList).show(view.gpus, self._load)
             self._paint_selected()
 
     def _paint_selected(self) -> None:
@@ -290,7 +308,7 @@ class MachineApp(App[None]):
                 for gpu, each in rows
             ]
             or [Row([("  no process uses these GPUs", "dim")])],
-            [[(_process_head(width), "heading")]],
+            [[(_process_head(width, self._sort), "heading")]],
         )
 
     def _order(self, pair: tuple[GpuRow, ProcessRow]) -> tuple[object, ...]:
@@ -305,6 +323,8 @@ class MachineApp(App[None]):
                 process.rank if process.rank is not None else -1,
                 process.pid,
             )
+        if self._sort in ("user", "pid"):
+            return (process.user if self._sort == "user" else "", process.pid)
         return gpu.index, gpu.label, used
 
     def on_line_list_moved(self, message: LineList.Moved) -> None:
@@ -379,9 +399,13 @@ def _why_empty(view: MachineView) -> tuple[str, str]:
     return "Reading the GPUs.", "The first reading takes a second or two."
 
 
-def _process_head(width: int) -> str:
-    wide = f"{'allocated':>11}{'cached':>11}" if width >= 100 else ""
-    return f" {'gpu':<5}{'pid':>8} {'user':<9}{'job':<18}{'memory':>11}{wide}  command"
+def _process_head(width: int, sort: str) -> str:
+    def mark(name: str) -> str:
+        return name + "▾" if name == sort else name
+
+    wide = f"{'allocated':>11}{'cached':>11}{'host RSS':>11}" if width >= _WIDE else ""
+    head = f" {mark('gpu'):<5}{mark('pid'):>8} {mark('user'):<9}{mark('job'):<18}{mark('memory'):>11}{wide}"
+    return head + "  command"
 
 
 def _process_spans(gpu: GpuRow, process: ProcessRow, width: int) -> list[Span]:
@@ -395,9 +419,13 @@ def _process_spans(gpu: GpuRow, process: ProcessRow, width: int) -> list[Span]:
         (f"{clip(who(process), 17):<18}", "accent" if process.job else "dim"),
         (f"{size(process.used_bytes):>11}", "bold"),
     ]
-    if width >= 100:
+    if width >= _WIDE:
         cached = None
         if process.reserved_bytes is not None and process.allocated_bytes is not None:
             cached = process.reserved_bytes - process.allocated_bytes
-        spans += [(f"{size(process.allocated_bytes):>11}", "allocated"), (f"{size(cached):>11}", "inactive")]
-    return [*spans, (f"  {process.command}", "dim")]
+        spans += [
+            (f"{size(process.allocated_bytes):>11}", "allocated"),
+            (f"{size(cached):>11}", "inactive"),
+            (f"{size(process.rss_bytes):>11}", ""),
+        ]
+    return [*spans, (f"  {command_of(process)}", "dim")]

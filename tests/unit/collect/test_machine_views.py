@@ -65,9 +65,14 @@ def test_memory_by_owner(view_of):
     value = machine_json(view)
     jsonschema.validate(value, schema("machine"))
     assert value["gpus"][0]["processes"][0]["job"] == "train.py"
+    assert value["gpus"][0]["processes"][0]["rss_bytes"] > 1 << 20
+    # A rank that does not tell is a rank all the same; the others on this machine belong to no job.
+    silent = view_of("8xh100", pids, {ME: Owner("train.py", 0, False)}).gpus
+    assert [name for _, name in bar(silent[0], 40)] == ["baseline", "other", "free"]
+    assert [name for _, name in bar(silent[1], 40)] == ["other", "free"]
     text = "\n".join(machine_lines(view))
     assert "train.py r0" in text
-    assert "sw_power_cap" in text
+    assert "power cap" in text
     assert all(len(line) <= 130 for line in machine_lines(view)[:12])
 
 
@@ -148,6 +153,9 @@ async def test_the_screen(view_of, size):
         assert all(f" {index} " in text or f"›{index} " in text for index in range(8))
         assert "41.0/80" in text
         assert "train.py r0" in text
+        assert "power cap" in text
+        assert ("ECC" in text) == (size[0] >= 110)
+        assert ("last readings" in text) == (size[0] >= 130)
         await pilot.press("j", "f")
         await pilot.pause()
         assert app.query_one(GpuList).current.index == 1
