@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,13 +25,31 @@ if TYPE_CHECKING:
 @click.option(
     "--prune", is_flag=True, help="Delete what retention says: older than 14 days or beyond 10 GiB."
 )
+@click.option("--pin", metavar="NAME", help="Keep a session whatever its age.")
+@click.option("--unpin", metavar="NAME", help="Let retention delete a session again.")
+@click.option(
+    "--export", metavar="NAME", help="Write a session into NAME.tar.gz here; attach opens it unpacked."
+)
+@click.option("--without-snapshots", is_flag=True, help="Leave the memory snapshots out of --export.")
 @click.option("--json", "as_json", is_flag=True, help="Print one oomscope.sessions/1 object on stdout.")
-def sessions(limit: int, show_all: bool, prune: bool, as_json: bool) -> int:
+def sessions(
+    limit: int,
+    show_all: bool,
+    prune: bool,
+    pin: str | None,
+    unpin: str | None,
+    export: str | None,
+    without_snapshots: bool,
+    as_json: bool,
+) -> int:
     """List recorded sessions.
 
     A session is opened by any unique part of its name: oomscope attach 3f9c.
     """
     from oomscope.store import library
+
+    if pin or unpin or export:
+        return _change(pin, unpin, export, snapshots=not without_snapshots)
     from oomscope.store.session import default_home
 
     if prune:
@@ -54,6 +73,19 @@ def sessions(limit: int, show_all: bool, prune: bool, as_json: bool) -> int:
         click.echo(line)
     if len(rows) < len(found):
         click.echo(f"{len(found) - len(rows)} older ones: oomscope sessions --all", err=True)
+    return 0
+
+
+def _change(pin: str | None, unpin: str | None, export: str | None, *, snapshots: bool) -> int:
+    """What is done with one session in place of listing all."""
+    from oomscope.store import archive, library
+
+    if pin:
+        library.find(pin).pin()
+    if unpin:
+        library.find(unpin).unpin()
+    if export:
+        click.echo(archive.pack(library.find(export), Path.cwd(), snapshots=snapshots))
     return 0
 
 

@@ -24,18 +24,23 @@ def sessions(home: Path | None = None) -> list[Session]:
 
     Folders that are not sessions or are newer than this program are left out.
     """
+    return sessions_and_others(home)[0]
+
+
+def sessions_and_others(home: Path | None = None) -> tuple[list[Session], list[tuple[Path, str]]]:
+    """All readable sessions, newest first, and the folders beside them that are none, each with the reason."""
     folder = (home or default_home()) / "sessions"
-    found = []
+    found, others = [], []
     try:
         names = sorted((entry.name for entry in os.scandir(folder) if entry.is_dir()), reverse=True)
     except OSError:
-        return []
+        return [], []
     for name in names:
         try:
             found.append(Session.open(folder / name))
-        except SessionError:
-            continue
-    return sorted(found, key=_created, reverse=True)
+        except SessionError as error:
+            others.append((folder / name, error.message))
+    return sorted(found, key=_created, reverse=True), others
 
 
 def find(target: str, home: Path | None = None) -> Session:

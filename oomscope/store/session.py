@@ -357,6 +357,10 @@ class Session:
         """Keep this session whatever its age."""
         (self.path / layout.PINNED_FILE).touch(mode=0o600)
 
+    def unpin(self) -> None:
+        """Let retention delete this session again."""
+        (self.path / layout.PINNED_FILE).unlink(missing_ok=True)
+
 
 def _user() -> str:
     try:

@@ -68,6 +68,7 @@ _GLOBAL = (
     Action("app.snapshot", "s", "app.dump('all')", "Snapshot now", "Ask every rank for a memory snapshot now.", EVERYWHERE, changes_job=True),
     Action("app.snapshot_rank", "S", "app.dump('rank')", "Snapshot this rank", "Ask the selected rank for a memory snapshot now.", EVERYWHERE, changes_job=True),
     Action("app.stop", "ctrl+k", "app.stop_job", "Stop job", "Stop the job; asks first.", EVERYWHERE, changes_job=True),
+    Action("app.suspend", "ctrl+z", "app.suspend_process", "Shell", "Back to the shell for a while; fg returns. The job goes on.", EVERYWHERE),
     Action("app.leave", "q,ctrl+c,ctrl+q", "app.leave", "Quit", "Leave the viewer; the job goes on unless you say otherwise.", EVERYWHERE, 8),
 )  # fmt: skip
 
@@ -124,6 +125,11 @@ _SCREENS = (
     Action("fixes.back", "escape", "back", "Back", "Back to the diagnosis.", FIXES),
     Action("compare.back", "escape", "back", "Back", "Back to Fixes.", COMPARE),
     Action("sessions.delete", "D", "delete", "Delete", "Delete this session's folder; asks first.", SESSIONS, 4, changes_job=True),
+    Action("sessions.pin", "p", "pin", "Pin", "Keep this session for good, or let retention delete it again.", SESSIONS, 3),
+    Action("sessions.export", "E", "export", "Export", "Write this session into one file; asks first.", SESSIONS, 3),
+    Action("sessions.mark", "m", "mark", "Mark", "Compare shows the marked session beside the open one.", SESSIONS, 3),
+    Action("sessions.sort", "o", "sort", "Sort", "Order sessions by age, script, state or peak; a letter chooses.", SESSIONS),
+    Action("sessions.reverse", "O", "reverse", "Reverse", "Turn the order of the sessions round.", SESSIONS),
     Action("sessions.filter", "slash", "filter", "Filter", "Show only sessions with this text.", SESSIONS, 5),
     Action("sessions.back", "escape", "back", "Back", "Back to Live.", SESSIONS),
     Action("log.follow", "f", "follow", "Follow", "Follow the newest line, or stand still.", LOG, 6),

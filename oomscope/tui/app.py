@@ -113,6 +113,8 @@ class OomscopeApp(App[str], inherit_bindings=False):
         self.rank = -1
         """The rank that is looked at; `,` and `.` change it. Starts with the one the alert is about."""
         self.paused = False
+        self.marked: Path | None = None
+        """A session beside which Compare shows the open one."""
         self.readonly = readonly
         self.clock = clock
         self._hz = hz

@@ -12,6 +12,7 @@ from oomscope.views.diagnosis import Diagnosis
 from oomscope.views.events import EventLine, Progress
 from oomscope.views.fixes import Fixes
 from oomscope.views.headline import Alert, Headline
+from oomscope.views.movers import Movers
 from oomscope.views.ranks import RankRow
 from oomscope.views.series import EMPTY, History
 
@@ -45,6 +46,8 @@ class Frame:
     fixes: Fixes | None = None
     fixes_attempt: int = 0
     comparison: Comparison | None = None
+    movers: Movers | None = None
+    """What the peaks of the first and of the newest attempt consist of; None before there are two."""
     attempt_histories: Mapping[int, History] = field(default_factory=dict)
     """Attempt to the series of its fullest rank."""
     command: tuple[str, ...] = ()

@@ -14,11 +14,21 @@ from typing import Any, Protocol
 
 import psutil
 
-from oomscope.errors import OomscopeError
 from oomscope.store import control
-from oomscope.store.files import read_json
-from oomscope.store.session import ENDED, Attempt, Session
-from oomscope.views import compare, composition, diagnosis, events, fixes, ranks, series, status, wording
+from oomscope.store.session import ENDED, Session
+from oomscope.views import (
+    compare,
+    composition,
+    diagnosis,
+    events,
+    fixes,
+    movers,
+    ranks,
+    series,
+    status,
+    wording,
+)
+from oomscope.views.attempt_files import AttemptFiles
 from oomscope.views.coerce import clean, integer, items, text, texts
 from oomscope.views.frame import Frame
 from oomscope.views.gpus import GpuReadings
@@ -39,86 +49,16 @@ class LiveView(Protocol):
         ...
 
 
-class _JsonFile:
-    """The object in a JSON file, read again when the file changed; {} while it is missing or unreadable."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self.value: Mapping[str, Any] = {}
-        self.problem = ""
-
-    def load(self) -> Mapping[str, Any]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            self._seen, self.value, self.problem = None, {}, ""
-            return self.value
-        stamp = (found.st_mtime_ns, found.st_size)
-        if stamp != self._seen:
-            self._seen = stamp
-            try:
-                self.value, self.problem = read_json(self._path) or {}, ""
-            except OomscopeError as error:
-                self.value, self.problem = {}, error.message
-        return self.value
-
-    def trouble(self) -> events.EventLine:
-        """The problem as an event."""
-        return events.EventLine(self._seen[0] if self._seen else 0, "warn", self.problem)
-
-
-class _AttemptFiles:
-    """The JSON files of one attempt and their views."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self.number = attempt.number
-        self.path = attempt.path
-        self._files = {
-            name: _JsonFile(attempt.path / f"{name}.json")
-            for name in ("attempt", "result", "findings", "fixes", "proof")
-        }
-        self._views: dict[str, tuple[int, Any]] = {}
-
-    def load(self, name: str) -> Mapping[str, Any]:
-        return self._files[name].load()
-
-    def problems(self) -> list[events.EventLine]:
-        """Files that cannot be read, each at the time of its last change."""
-        return [file.trouble() for file in self._files.values() if file.problem]
-
-    def diagnosis(self) -> diagnosis.Diagnosis | None:
-        data = self.load("findings")
-        if not data:
-            return None
-        found: diagnosis.Diagnosis = self._view(
-            "findings", data, lambda d: diagnosis.read(d, attempt=self.number)
-        )
-        return found
-
-    def fixes(self) -> fixes.Fixes | None:
-        data = self.load("fixes")
-        if not data:
-            return None
-        found: fixes.Fixes = self._view("fixes", data, fixes.read)
-        return found
-
-    def _view(self, name: str, data: Mapping[str, Any], make: Any) -> Any:
-        kept = self._views.get(name)
-        if kept is None or kept[0] != id(data):
-            kept = self._views[name] = (id(data), make(data))
-        return kept[1]
-
-
 class SessionModel:
     """One session, polled."""
 
     def __init__(self, session: Session, live: LiveView | None = None) -> None:
         self.session = session
         self._live = live
-        self._attempts: dict[int, _AttemptFiles] = {}
+        self._attempts: dict[int, AttemptFiles] = {}
         self._histories: dict[int, tuple[tuple[int, ...], series.History]] = {}
         self._past_attempts: dict[int, _Past] = {}
+        self._peaks: dict[tuple[int, int], tuple[Any, composition.Composition | None]] = {}
         self._noticed = RankEvents()
         self._gpus: tuple[Path, GpuReadings] | None = None
         self._supervisor_seen: tuple[int, list[events.EventLine]] = (-1, [])
@@ -191,6 +131,7 @@ class SessionModel:
             fixes=offered,
             fixes_attempt=predicted.number if predicted else 0,
             comparison=comparison,
+            movers=self._movers(files, states, number),
             attempt_histories=self._attempt_histories(files, histories, number),
             command=tuple(wording.below(part, cwd) for part in command),
             cwd=cwd,
@@ -253,7 +194,7 @@ class SessionModel:
 
     def _composition(
         self,
-        diagnosed: _AttemptFiles | None,
+        diagnosed: AttemptFiles | None,
         found: diagnosis.Diagnosis | None,
         states: Sequence[Rank],
         current: int,
@@ -265,16 +206,41 @@ class SessionModel:
         if diagnosed.number != current:
             peaks = self._past(diagnosed.number).peaks
         rank = found.rank if found is not None and found.rank in peaks else next(iter(peaks), None)
-        return composition.read(peaks[rank]) if rank is not None else None
+        return None if rank is None else self._peak(diagnosed.number, rank, peaks[rank])
 
-    def _attempt_files(self) -> list[_AttemptFiles]:
+    def _peak(self, attempt: int, rank: int, record: Any) -> composition.Composition | None:
+        """The view of a `peak` record, the old one while the record is the same."""
+        kept = self._peaks.get((attempt, rank))
+        if kept is None or kept[0] is not record:
+            kept = self._peaks[attempt, rank] = (record, composition.read(record))
+        return kept[1]
+
+    def _movers(
+        self, files: Sequence[AttemptFiles], states: Sequence[Rank], current: int
+    ) -> movers.Movers | None:
+        """The fullest rank's peak in the first attempt beside that in the newest one."""
+        if len(files) < 2:
+            return None
+        found = []
+        for each in (files[0], files[-1]):
+            live = {state.rank: getattr(state, "peak", None) for state in states}
+            peaks = live if each.number == current else self._past(each.number).peaks
+            read = [self._peak(each.number, rank, record) for rank, record in peaks.items()]
+            parts = [part for part in read if part is not None]
+            if not parts:
+                return None
+            found.append((f"attempt {each.number}", max(parts, key=lambda part: part.peak_bytes)))
+        (before, first), (after, second) = found
+        return movers.compare(before, first, after, second)
+
+    def _attempt_files(self) -> list[AttemptFiles]:
         for attempt in self.session.attempts():
             if attempt.number not in self._attempts:
-                self._attempts[attempt.number] = _AttemptFiles(attempt)
+                self._attempts[attempt.number] = AttemptFiles(attempt)
         return [self._attempts[number] for number in sorted(self._attempts)]
 
     def _comparison(
-        self, files: Sequence[_AttemptFiles], live: Sequence[ranks.RankRow], current: int
+        self, files: Sequence[AttemptFiles], live: Sequence[ranks.RankRow], current: int
     ) -> compare.Comparison | None:
         """All attempts as rows, each with what was predicted for it before it started."""
         if not files:
@@ -303,7 +269,7 @@ class SessionModel:
         return self._past_attempts[attempt]
 
     def _attempt_histories(
-        self, files: Sequence[_AttemptFiles], histories: Mapping[int, series.History], current: int
+        self, files: Sequence[AttemptFiles], histories: Mapping[int, series.History], current: int
     ) -> dict[int, series.History]:
         """The fullest rank of each attempt over its steps; of many attempts, the first and the newest ones."""
         shown = files if len(files) <= 4 else [files[0], *files[-3:]]
@@ -316,7 +282,7 @@ class SessionModel:
         return found
 
     def _events(
-        self, records: Sequence[Mapping[str, Any]], files: Sequence[_AttemptFiles]
+        self, records: Sequence[Mapping[str, Any]], files: Sequence[AttemptFiles]
     ) -> tuple[events.EventLine, ...]:
         if len(records) != self._supervisor_seen[0]:
             self._supervisor_seen = (len(records), events.supervisor_lines(records))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oomscope.errors import OomscopeError
 from oomscope.store import library
 from oomscope.store.session import Session
-from oomscope.views.coerce import integer, objects, text, texts
+from oomscope.views.coerce import clean, integer, objects, text, texts
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,56 @@ class SessionRow:
     peak_bytes: int | None
     created_s: float
     """Seconds since the epoch."""
+    is_pinned: bool = False
+    """Retention never deletes it."""
 
     def matches(self, words: str) -> bool:
         """Whether every word of `words` occurs somewhere in the row."""
-        everything = f"{self.id} {self.state} {self.script} {self.verdict}".lower()
+        pinned = "pinned" if self.is_pinned else ""
+        everything = f"{self.id} {self.state} {self.script} {self.verdict} {pinned}".lower()
         return all(word in everything for word in words.lower().split())
 
 
-def rows(home: Path | None = None, *, limit: int = 500) -> list[SessionRow]:
-    """The newest `limit` sessions below `home`, newest first; what cannot be read is left out."""
-    return [row(session) for session in library.sessions(home)[:limit]]
+@dataclass(frozen=True)
+class SessionTable:
+    """The sessions of one state folder."""
+
+    rows: tuple[SessionRow, ...] = ()
+    older: int = 0
+    """Sessions beyond the newest ones in `rows`."""
+    unreadable: tuple[str, ...] = ()
+    """Folders that cannot be shown, one sentence each."""
+
+
+def table(home: Path | None = None, *, limit: int = 500) -> SessionTable:
+    """The newest `limit` sessions below `home`, newest first."""
+    found, others = library.sessions_and_others(home)
+    return SessionTable(
+        tuple(row(session) for session in found[:limit]),
+        max(0, len(found) - limit),
+        tuple(clean(why, limit=300).replace(f"{path.parent}{os.sep}", "") for path, why in others),
+    )
+
+
+#: Orders of the list: name, and what it means.
+ORDERS = {
+    "age": "newest first",
+    "name": "by script",
+    "state": "by state",
+    "peak": "highest peak first",
+}
+
+
+def ordered(rows: Sequence[SessionRow], order: str, *, reverse: bool = False) -> list[SessionRow]:
+    """`rows` in `order`; within one value the newest first."""
+    keys: dict[str, Callable[[SessionRow], Any]] = {
+        "age": lambda r: 0,
+        "name": lambda r: r.script.lower(),
+        "state": lambda r: r.state,
+        "peak": lambda r: -(r.peak_bytes or 0),
+    }
+    found = sorted(sorted(rows, key=lambda r: -r.created_s), key=keys[order])
+    return found[::-1] if reverse else found
 
 
 def row(session: Session) -> SessionRow:
@@ -64,6 +106,7 @@ def row(session: Session) -> SessionRow:
         verdict=verdict,
         peak_bytes=peak,
         created_s=created / 1e9 if isinstance(created, int) else 0.0,
+        is_pinned=session.is_pinned,
     )
 
 
@@ -73,8 +116,3 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0, seconds):.0f} s"
-
-
-def day_and_time(created_s: float) -> str:
-    """Local date and time of the start."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(created_s))

@@ -27,6 +27,12 @@ def size(count: float | None) -> str:
     return "unknown" if count is None else format_bytes(count)
 
 
+def change(count: int, digits: int = 2) -> str:
+    """A difference in bytes as a bare number of GiB with its sign, "0" when it is less than the digits show."""
+    shown = f"{count / GIB:+.{digits}f}"
+    return "0" if float(shown) == 0 else shown.replace("-", "−")
+
+
 def per_step(change: float | None) -> str:
     """A change in bytes per step as GiB with a sign, "–" when unknown; MiB when that says more."""
     if change is None:

@@ -145,3 +145,21 @@ def test_prune_deletes_what_is_old(capsys, session):
     _, _, err = run(capsys, "sessions", "--prune")
     assert f"deleted {session.id}" in err
     assert not session.path.exists()
+
+
+def test_a_session_is_pinned_and_unpinned(session):
+    assert main(["sessions", "--pin", session.id]) == 0
+    assert session.is_pinned
+    assert main(["sessions", "--unpin", session.id]) == 0
+    assert not session.is_pinned
+
+
+def test_a_session_is_exported_into_one_file(capsys, session, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["sessions", "--export", session.id[-4:], "--without-snapshots"]) == 0
+    target = tmp_path / "here" / f"{session.id}.tar.gz"
+    assert capsys.readouterr().out.strip() == str(target)
+    assert target.is_file()
+    assert main(["sessions", "--export", session.id]) == 4
+    assert "is there already" in capsys.readouterr().err

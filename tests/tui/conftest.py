@@ -28,6 +28,7 @@ def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "TEXTUAL_THEME", "TEXTUAL_FPS", "TEXTUAL_ANIMATIONS", "TEXTUAL_FILTERS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr("time.time_ns", lambda: recorded.NOW_NS)

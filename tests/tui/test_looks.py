@@ -11,6 +11,7 @@ from rich.color import ColorType
 from rich.style import Style
 
 from oomscope.tui.app import OomscopeApp
+from oomscope.tui.ascii import wants_ascii
 
 
 def styles(app: OomscopeApp, text: str) -> list[Style]:
@@ -32,6 +33,26 @@ async def test_terminal_of_16_colours_gets_its_own_colours(
                 for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
                     assert colour is None or colour.type in (ColorType.DEFAULT, ColorType.STANDARD), segment
         assert all(style.reverse for style in styles(pilot.app, "leak?"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "ascii_only"),
+    [
+        ({}, False),
+        ({"LANG": "en_US.UTF-8"}, False),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LANG": "C"}, True),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # as Python leaves it when started with LANG=C
+        ({"LANG": "C", "LC_CTYPE": "de_DE.utf8"}, False),
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "POSIX"}, True),
+        ({"LANG": "en_US.ISO-8859-1"}, True),
+        ({"LANG": "en_US.UTF-8", "TERM": "linux"}, True),
+        ({"LANG": "C", "OOMSCOPE_ASCII": "0"}, False),
+        ({"LANG": "en_US.UTF-8", "OOMSCOPE_ASCII": "1"}, True),
+    ],
+)
+def test_when_there_is_only_ascii(environ: dict[str, str], ascii_only: bool) -> None:
+    assert wants_ascii(environ) is ascii_only
 
 
 async def test_terminal_without_abilities_gets_no_colour(

@@ -744,3 +744,81 @@ async def test_only_an_ended_session_that_is_not_open_is_deleted(
         await pilot.pause()
     assert not ended.path.exists()
     assert running.path.exists()
+
+
+async def test_session_is_pinned_and_marked(home: Path, opened: Any, sessions: Any, text_of: Any) -> None:
+    other = sessions.finished(home)
+    async with opened(sessions.eight_ranks(home), start="sessions") as pilot:
+        screen = pilot.app.screen
+        screen.read_now()
+        await pilot.pause()
+        listing = screen.query_one("#sessions")
+        listing.select(str(other.path))
+        await pilot.press("p", "m")
+        screen.read_now()
+        await pilot.pause()
+        assert other.is_pinned
+        assert next(line for line in text_of(pilot.app).splitlines() if "activations" in line)[1:3] == "mp"
+        await pilot.press("5")
+        await pilot.pause()
+        text = text_of(pilot.app)
+        assert f"marked: {other.id}" in text
+        assert "marked 2" in text
+        await pilot.press("6", "p", "m")
+        await pilot.pause()
+        assert not other.is_pinned
+        await pilot.press("5")
+        await pilot.pause()
+        assert "marked" not in text_of(pilot.app)
+
+
+async def test_session_is_exported_into_one_file(
+    home: Path, opened: Any, sessions: Any, text_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    other = sessions.finished(home)
+    async with opened(sessions.eight_ranks(home), start="sessions", size=(120, 36)) as pilot:
+        screen = pilot.app.screen
+        screen.read_now()
+        await pilot.pause()
+        screen.query_one("#sessions").select(str(other.path))
+        await pilot.press("E")
+        await pilot.pause()
+        assert ".tar.gz" in text_of(pilot.app)
+        assert "before compression" in text_of(pilot.app)
+        await pilot.press("enter")  # the cursor starts on "write nothing"
+        await pilot.pause()
+        assert list((tmp_path / "work").iterdir()) == []
+        await pilot.press("E")
+        await pilot.pause()
+        await pilot.press("w")
+        await pilot.pause()
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [f"{other.id}.tar.gz"]
+
+
+async def test_folders_that_cannot_be_shown_are_named(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    newer = sessions.finished(home)
+    path = newer.path / "session.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    async with opened(sessions.eight_ranks(home), start="sessions", size=(120, 36)) as pilot:
+        pilot.app.screen.read_now()
+        await pilot.pause()
+        text = text_of(pilot.app)
+        assert "cannot be shown:" in text
+        assert f"{newer.id} was written by a newer oomscope" in text
+
+
+async def test_sessions_are_ordered_by_a_letter(home: Path, opened: Any, sessions: Any) -> None:
+    first, second = sessions.finished(home), sessions.eight_ranks(home)
+    async with opened(second, start="sessions") as pilot:
+        pilot.app.screen.read_now()
+        await pilot.press("o", "n")
+        listing = pilot.app.screen.query_one("#sessions")
+        assert [row.key for row in listing.rows] == [str(first.path), str(second.path)]
+        await pilot.press("O")
+        assert [row.key for row in listing.rows] == [str(second.path), str(first.path)]

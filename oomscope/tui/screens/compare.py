@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -10,18 +12,23 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.geometry import Size
 
+from oomscope.errors import OomscopeError
+from oomscope.store.session import Session
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.widgets.fixlist import bar_spans
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span, fit, wrap
+from oomscope.tui.widgets.spans import Row, Span, clip, fit, wrap
 from oomscope.tui.widgets.timeline import Timeline, TimelineData
 from oomscope.views import compare as view
 from oomscope.views import wording
 from oomscope.views.compare import AttemptRow, Comparison
 from oomscope.views.fixes import Bar
 from oomscope.views.frame import Frame
+from oomscope.views.movers import Movers
+from oomscope.views.movers import compare as compare_peaks
 from oomscope.views.series import EMPTY
+from oomscope.views.session import SessionModel
 
 #: Charts side by side: the first attempt and the newest two.
 _MAX_CHARTS = 3
@@ -33,10 +40,13 @@ class CompareTable(LineList):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._comparison: Comparison | None = None
+        self._movers: Movers | None = None
+        self._other: OtherSession | None = None
 
-    def show(self, comparison: Comparison) -> None:
-        if comparison != self._comparison:
-            self._comparison = comparison
+    def show(self, comparison: Comparison, movers: Movers | None, other: OtherSession | None) -> None:
+        """`other`: the marked session, whose attempts stand below those of the open one."""
+        if (comparison, movers, other) != (self._comparison, self._movers, self._other):
+            self._comparison, self._movers, self._other = comparison, movers, other
             self.invalidate()
             self.refresh(layout=True)
 
@@ -52,9 +62,16 @@ class CompareTable(LineList):
         head += f"{'reached':>9}  {'capacity':>9}"
         head += f"  {'numbers':<10}" if wide else ""
         rows = [_line(row, wide) for row in found.attempts]
+        other = self._other
+        if other is not None:
+            rows.append(Row([(f" marked: {other.name}", "heading")]))
+            rows += [_line(row, wide) for row in other.attempts]
         rows += [Row([("", "")]), Row([(" Peak of reserved memory, GiB", "heading")])]
-        rows += _bars(found, width)
+        rows += _bars(found, other, width)
         rows += [Row([("", "")]), *_loss(found, width)]
+        movers = other.movers if other is not None and other.movers is not None else self._movers
+        if movers is not None:
+            rows += [Row([("", "")]), *_mover_rows(movers)]
         return [[(head[:width], "heading")]], rows
 
 
@@ -85,11 +102,51 @@ def _line(row: AttemptRow, wide: bool) -> Row:
     return Row(spans)
 
 
-def _bars(found: Comparison, width: int) -> list[Row]:
-    capacity = max((row.capacity_bytes or 0 for row in found.attempts), default=0) or None
+@dataclass(frozen=True)
+class OtherSession:
+    """The session that the user marked."""
+
+    name: str
+    attempts: tuple[AttemptRow, ...]
+    movers: Movers | None
+    """From its newest attempt to the newest one of the open session."""
+
+
+#: Parts of a peak that are listed, of categories and of modules each.
+_MAX_MOVERS = 5
+
+
+def _mover_rows(found: Movers) -> list[Row]:
+    """What the two peaks consist of, the largest change first."""
+    head = f" {'At the peak, GiB':<28}{clip(found.before, 13):>14}{clip(found.after, 13):>14}{'change':>10}"
+    rows = [Row([(head, "heading")])]
+    for movers in (found.categories, found.modules):
+        for mover in movers[:_MAX_MOVERS]:
+            if mover.change_bytes == 0 and mover is not movers[0]:
+                continue
+            change = wording.change(mover.change_bytes)
+            style = "ok" if mover.change_bytes < 0 else "warn" if mover.change_bytes > 0 else "dim"
+            rows.append(
+                Row(
+                    [
+                        (f" {fit(mover.name, 27)} ", ""),
+                        (
+                            f"{wording.gib(mover.before_bytes, 2):>14}{wording.gib(mover.after_bytes, 2):>14}",
+                            "",
+                        ),
+                        (f"{change:>10}", style),
+                    ]
+                )
+            )
+    return rows
+
+
+def _bars(found: Comparison, other: OtherSession | None, width: int) -> list[Row]:
+    marked = other.attempts if other is not None else ()
+    capacity = max((row.capacity_bytes or 0 for row in (*found.attempts, *marked)), default=0) or None
     bars: list[tuple[Bar, str]] = []
-    for row in found.attempts:
-        name = f"attempt {row.number}"
+    for row in (*found.attempts, *marked):
+        name = f"attempt {row.number}" if row not in marked else f"marked {row.number}"
         if row.predicted is not None:
             p = row.predicted
             bars.append((Bar(name, p.peak_bytes, p.low_bytes, p.high_bytes, "predicted"), ""))
@@ -151,7 +208,8 @@ class CompareScreen(BaseScreen):
         "One line per attempt: the peak that was predicted before it started, with its interval, and the "
         "peak it reached. On a simulated device the reached peak is called simulated, on a real one "
         "measured. Losses are compared over the steps that both attempts finished; a simulated device "
-        "computes no values, so there they prove nothing."
+        "computes no values, so there they prove nothing. Below stands what the two peaks consist of. A session "
+        "that is marked on the Sessions screen (m) stands beside this one."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.COMPARE)]
 
@@ -168,6 +226,10 @@ class CompareScreen(BaseScreen):
             for number in range(_MAX_CHARTS):
                 yield Timeline(id=f"chart-{number}")
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: tuple[Path, Frame] | None = None
+
     def on_mount(self) -> None:
         self.query_one("#attempts").focus()
 
@@ -178,8 +240,28 @@ class CompareScreen(BaseScreen):
             )
             return
         self.show_missing()
-        self.query_one(CompareTable).show(frame.comparison)
+        self.query_one(CompareTable).show(frame.comparison, frame.movers, self._other(frame))
         self._show_charts(frame, frame.comparison)
+
+    def _other(self, frame: Frame) -> OtherSession | None:
+        """The marked session, read once each time that another one is marked."""
+        marked = self.host.marked
+        if marked is None or marked == frame.path:
+            return None
+        if self._read is None or self._read[0] != marked:
+            try:
+                self._read = (marked, SessionModel(Session.open(marked)).poll())
+            except (OomscopeError, OSError) as error:
+                self.host.marked = None
+                self.notify(f"cannot read the marked session: {error}", severity="error")
+                return None
+        other = self._read[1]
+        if other.comparison is None:
+            return None
+        movers = None
+        if other.composition is not None and frame.composition is not None:
+            movers = compare_peaks("marked", other.composition, "open", frame.composition)
+        return OtherSession(other.path.name, other.comparison.attempts, movers)
 
     def _show_charts(self, frame: Frame, comparison: Comparison) -> None:
         """The first attempt and the newest ones over their steps, on one scale."""

@@ -130,6 +130,13 @@ class Confirm(Dialog[bool]):
         self.dismiss(key == "y")
 
 
+class Choose(Dialog[str]):
+    """One of several ways, or none: the first choice changes nothing and gives None."""
+
+    def choose(self, key: str) -> None:
+        self.dismiss(None if key == self._choices[0][0] else key)
+
+
 class SortDialog(Dialog[str]):
     """An order by its first letter; the cursor starts on the one in force."""
 

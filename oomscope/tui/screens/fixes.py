@@ -112,7 +112,10 @@ class FixesScreen(BaseScreen):
             if found.recommended:
                 return Alert("info", f"recommended: {' + '.join(found.recommended)}", "R", "tick it")
             return Alert(
-                "warn", found.outlook or found.note or "no combination is predicted to fit; space ticks one all the same"
+                "warn",
+                found.outlook
+                or found.note
+                or "no combination is predicted to fit; space ticks one all the same",
             )
         clash = found.conflict(chosen)
         if clash:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -13,20 +14,22 @@ from textual.message import Message
 from textual.widgets import Input
 
 from oomscope.errors import OomscopeError
-from oomscope.store import library
+from oomscope.store import archive, library
 from oomscope.store.session import ENDED, Session
 from oomscope.tui import actions
 from oomscope.tui.screens.base import BaseScreen
-from oomscope.tui.screens.dialogs import Confirm
+from oomscope.tui.screens.dialogs import Choose, Confirm, SortDialog
 from oomscope.tui.widgets.lines import LineList
-from oomscope.tui.widgets.spans import Row, Span, clip
+from oomscope.tui.widgets.spans import Row, Span, clip, fit, wrap
 from oomscope.views import sessions as view
 from oomscope.views import wording
 from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Fact, Headline
-from oomscope.views.sessions import SessionRow
+from oomscope.views.sessions import SessionRow, SessionTable
 
 _STATE_STYLES = {"oom": "error", "failed": "error", "done": "ok", "running": "ok", "lost": "warn"}
+#: Cells beside the script, the cause and the id: cursor, marks, age, state, tries, peak.
+_FIXED = 4 + 6 + 2 + 11 + 6 + 9 + 2
 
 
 class SessionList(LineList):
@@ -34,48 +37,75 @@ class SessionList(LineList):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.sessions: tuple[SessionRow, ...] = ()
+        self.table = SessionTable()
         self._now = 0.0
         self.words = ""
+        self.order = "age"
+        self.reverse = False
+        self.marked: Path | None = None
+        """The session that the open one is compared with."""
 
-    def show(self, sessions: Sequence[SessionRow], now: float) -> None:
-        self.sessions, self._now = tuple(sessions), now
+    def show(self, table: SessionTable, now: float) -> None:
+        self.table, self._now = table, now
         self.invalidate()
 
     @property
     def current(self) -> SessionRow | None:
-        return next((row for row in self.sessions if str(row.path) == self.cursor_key), None)
+        return next((row for row in self.table.rows if str(row.path) == self.cursor_key), None)
 
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
-        wide = width >= 110
-        head = f"   {'age':>6}  {'state':<11}{'script':<24}{'tries':>6}{'peak GiB':>9}  {'cause':<28}"
-        head += "  session" if wide else ""
-        rows = [self._line(row, width, wide) for row in self.sessions if row.matches(self.words)]
+        room = width - _FIXED
+        longest = max((cell_len(row.script) for row in self.table.rows), default=0)
+        script = min(max(7, longest + 1), 40, room - 14)
+        cause = min(30, room - script)
+        head = f"    {'age':>6}  {'state':<11}{fit('script', script)}{'tries':>6}{'peak GiB':>9}  "
+        head += fit("cause", cause)
+        wide = width - _FIXED - script - cause
+        head += "  session" if wide >= 30 else ""
+        shown = [row for row in self.table.rows if row.matches(self.words)]
+        rows = [
+            self._line(row, script, cause, wide)
+            for row in view.ordered(shown, self.order, reverse=self.reverse)
+        ]
         if not rows:
             rows = [Row([("   no session matches", "dim")])]
-        return [[(head[:width], "heading")]], rows
+        if self.table.older:
+            rows.append(Row([(f"   {wording.plural(self.table.older, 'older session')} not shown", "dim")]))
+        if self.table.unreadable and not self.words:
+            rows += [Row([("", "")]), Row([("   cannot be shown:", "warn")])]
+            rows += [
+                Row([(f"   {line}", "dim")]) for why in self.table.unreadable for line in wrap(why, width - 4)
+            ]
+        return [[(clip(head, width), "heading")]], rows
 
-    def _line(self, row: SessionRow, width: int, wide: bool) -> Row:
+    def _line(self, row: SessionRow, script: int, cause: int, wide: int) -> Row:
         selected = str(row.path) == self.cursor_key
+        marks = ("m" if row.path == self.marked else " ") + ("p" if row.is_pinned else " ")
         spans: list[Span] = [
             ("›" if selected else " ", "bold"),
-            (f"  {view.age(self._now - row.created_s):>6}  ", "dim"),
+            (f"{marks} ", "key"),
+            (f"{view.age(self._now - row.created_s):>6}  ", "dim"),
             (f"{row.state:<11}", _STATE_STYLES.get(row.state, "")),
-            (f"{clip(row.script, 23):<24}", "bold"),
+            (fit(row.script, script - 1) + " ", "bold"),
             (f"{row.attempts:>6}{wording.gib(row.peak_bytes):>9}  ", ""),
-            (f"{clip(row.verdict or '–', 28):<28}", "" if row.verdict else "dim"),
+            (fit(_cause(row) or "–", cause), "" if row.verdict else "dim"),
         ]
-        if wide:
-            spans.append((f"  {row.id}", "dim"))
+        if wide >= 30:
+            spans.append((f"  {clip(row.id, wide - 2)}", "dim"))
         return Row(spans, str(row.path))
+
+
+def _cause(row: SessionRow) -> str:
+    """The rule without the part that all of them have."""
+    return row.verdict.removeprefix("oom.")
 
 
 class SessionsRead(Message):
     """The list was read from disk."""
 
-    def __init__(self, rows: list[SessionRow]) -> None:
+    def __init__(self, table: SessionTable) -> None:
         super().__init__()
-        self.rows = rows
+        self.table = table
 
 
 class SessionsScreen(BaseScreen):
@@ -84,8 +114,9 @@ class SessionsScreen(BaseScreen):
     MODE = "sessions"
     HELP = (
         "Every run that was recorded, newest first, with its last cause and highest reserved peak. enter "
-        "opens one in this viewer; / shows only those with some text. Sessions are kept for 14 days or 10 "
-        "GiB, running and pinned ones always."
+        "opens one in this viewer; / shows only those with some text; o orders them. p pins one: sessions are "
+        "kept for 14 days or 10 GiB, running and pinned ones always. m marks one, and Compare then shows its "
+        "attempts beside those of the open session. E writes one into a file that opens on another machine."
     )
     BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.SESSIONS)]
     DEFAULT_CSS = """
@@ -105,13 +136,13 @@ class SessionsScreen(BaseScreen):
         super().on_screen_resume(event)  # type: ignore[arg-type]
         self.read()
 
-    @work(thread=True, exclusive=True, exit_on_error=False)
+    @work(thread=True, exclusive=True, exit_on_error=False, group="list")
     def read(self) -> None:
-        self.post_message(SessionsRead(view.rows(self._home())))
+        self.post_message(SessionsRead(view.table(self._home())))
 
     def read_now(self) -> None:
         """Read the list on this thread."""
-        self.on_sessions_read(SessionsRead(view.rows(self._home())))
+        self.on_sessions_read(SessionsRead(view.table(self._home())))
 
     def _home(self) -> Path | None:
         """The state folder that holds the shown session, else the default one."""
@@ -121,11 +152,11 @@ class SessionsScreen(BaseScreen):
         return None
 
     def on_sessions_read(self, message: SessionsRead) -> None:
-        if not message.rows:
+        if not message.table.rows and not message.table.unreadable:
             self.show_missing("No session was recorded yet.", "Record one with: oomscope run train.py")
             return
         self.show_missing()
-        self.query_one(SessionList).show(message.rows, self.host.clock())
+        self.query_one(SessionList).show(message.table, self.host.clock())
         self.refresh_frame()
 
     def show_frame(self, frame: Frame) -> None:
@@ -139,7 +170,7 @@ class SessionsScreen(BaseScreen):
     def alert(self, frame: Frame) -> Alert | None:
         if frame.is_active:
             return frame.alert
-        rows = self.query_one(SessionList).sessions
+        rows = self.query_one(SessionList).table.rows
         ended = sum(bool(row.verdict) for row in rows)
         return (
             Alert("info", f"{wording.plural(len(rows), 'session')}, {ended} with a cause found")
@@ -163,8 +194,92 @@ class SessionsScreen(BaseScreen):
             self.notify(error.message, severity="error")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A read-only viewer deletes nothing."""
-        return not (self.host.readonly and action == "delete")
+        """A read-only viewer deletes and pins nothing."""
+        return not (self.host.readonly and action in ("delete", "pin"))
+
+    def action_sort(self) -> None:
+        listing = self.query_one(SessionList)
+
+        def decided(order: str | None) -> None:
+            if order:
+                listing.order = order
+                listing.invalidate()
+
+        self.app.push_screen(SortDialog("Order sessions by", view.ORDERS, listing.order), decided)
+
+    def action_reverse(self) -> None:
+        listing = self.query_one(SessionList)
+        listing.reverse = not listing.reverse
+        listing.invalidate()
+
+    def action_pin(self) -> None:
+        row = self.query_one(SessionList).current
+        if row is None:
+            return
+        try:
+            session = Session.open(row.path)
+            if row.is_pinned:
+                session.unpin()
+            else:
+                session.pin()
+        except (OomscopeError, OSError) as error:
+            self.notify(f"cannot pin {row.id}: {error}", severity="error")
+            return
+        self.notify(
+            f"{row.id} {'may be deleted by retention again' if row.is_pinned else 'is kept for good'}"
+        )
+        self.read()
+
+    def action_mark(self) -> None:
+        """Choose the session that Compare shows beside the open one."""
+        listing = self.query_one(SessionList)
+        row = listing.current
+        if row is None:
+            return
+        model = self.host.model
+        if model is not None and model.session.path == row.path:
+            self.notify("this session is open: mark another one to compare it with")
+            return
+        listing.marked = self.host.marked = None if listing.marked == row.path else row.path
+        listing.invalidate()
+        if listing.marked:
+            self.notify("5 compares the open session with it")
+
+    def action_export(self) -> None:
+        row = self.query_one(SessionList).current
+        if row is None:
+            return
+        try:
+            session = Session.open(row.path)
+            small, large = archive.size(session, snapshots=False), archive.size(session)
+        except (OomscopeError, OSError) as error:
+            self.notify(f"cannot read {row.id}: {error}", severity="error")
+            return
+        body = (
+            (f"{Path.cwd() / row.id}.tar.gz", "heading"),
+            ("holds command lines, paths, what the job printed and its source lines. Unpacked, oomscope attach "
+             "opens the folder.", ""),
+        )  # fmt: skip
+        choices = (
+            ("n", "Write nothing", ""),
+            ("w", "Without snapshots", f"{wording.size(small)} before compression"),
+            ("s", "With snapshots", f"{wording.size(large)} before compression"),
+        )
+
+        def decided(choice: str | None) -> None:
+            if choice:
+                self.pack(session, choice == "s")
+
+        self.app.push_screen(Choose("Export this session?", body, choices), decided)
+
+    @work(thread=True, exit_on_error=False, group="export")
+    def pack(self, session: Session, snapshots: bool) -> None:
+        try:
+            path = archive.pack(session, Path.cwd(), snapshots=snapshots)
+        except OomscopeError as error:
+            self.app.call_from_thread(self.notify, error.message, severity="error")
+            return
+        self.app.call_from_thread(self.notify, f"wrote {path}, {wording.size(path.stat().st_size)}")
 
     def action_delete(self) -> None:
         row = self.query_one(SessionList).current

@@ -49,7 +49,7 @@ def test_streams_of_the_newest_attempt_come_first(tmp_path: Path) -> None:
 
 def test_session_rows(tmp_path: Path) -> None:
     recorded.finished(tmp_path)
-    rows = sessions.rows(tmp_path)
+    rows = sessions.table(tmp_path).rows
     assert [(row.script, row.attempts, row.verdict, row.state) for row in rows] == [
         ("activations_too_big.py", 2, "oom.capacity_activations", "done")
     ]
