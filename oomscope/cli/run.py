@@ -185,6 +185,7 @@ def _run(options: Options) -> int:
     card = simulated_card(options.device) if options.device else None
     chosen = _ids(options.apply_)
     _refuse_early(chosen)
+    _refuse_early(_planned(options.plan))
     screens = not options.as_json and not options.auto and has_screens(options.ui)
     request = _request(options, launch, chosen, screens=screens)
     if card is not None:
@@ -270,11 +271,11 @@ def _ids(text: str | None) -> tuple[str, ...]:
 
 
 def _refuse_early(ids: Sequence[str]) -> None:
-    """Refuse a setting that the environment already has, before anything runs."""
-    if "expandable" in ids:
+    """Refuse what can be known before anything runs: conflicts, advice, and a setting that the environment has."""
+    if ids:
         from oomscope.launch.predict import launch_changes
 
-        launch_changes(["expandable"], None, env=os.environ)
+        launch_changes(ids, None, env=os.environ)
 
 
 def _planned(path: str | None) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oomscope.errors import UsageError
+from oomscope.core.fixes import How
+from oomscope.errors import FixError, UsageError
 from oomscope.launch.patches import replace_file
 from oomscope.launch.predict_catalogue import find
 from oomscope.store.toml_file import read_toml
@@ -41,12 +42,31 @@ def read_plan(path: Path) -> PlanFile:
     fixes = data.get("fixes")
     if not isinstance(fixes, list) or not all(isinstance(each, str) for each in fixes):
         raise UsageError(f'{path}: fixes must be a list of names, as in fixes = ["ckpt"]')
-    return PlanFile(tuple(find(each).id for each in fixes))
+    return PlanFile(tuple(_kept(each) for each in fixes))
+
+
+def _kept(fix_id: str) -> str:
+    """The id of a fix that a plan can hold.
+
+    Raises:
+        FixError: there is no such fix, or it is an option of one script.
+    """
+    fix = find(fix_id)
+    if fix.how == (How.ARGV,):
+        raise FixError(
+            f"{fix.id} is an option of the script's own: a plan cannot hold it",
+            hint="oomscope fix SESSION --apply ID prints the options; put them on the script's command line",
+        )
+    return fix.id
 
 
 def write_plan(path: Path, fixes: tuple[str, ...]) -> None:
-    """Write a plan; an existing file is replaced as a whole."""
-    names = ", ".join(f'"{each}"' for each in fixes)
+    """Write a plan; an existing file is replaced as a whole.
+
+    Raises:
+        FixError: a fix that a plan cannot hold.
+    """
+    names = ", ".join(f'"{_kept(each)}"' for each in fixes)
     text = f'schema = "{SCHEMA}"\nfixes = [{names}]\n'
     if path.exists():
         replace_file(path, text.encode())

@@ -163,6 +163,8 @@ BAD_INPUT = {
     "unknown card": (["run", "--device", "sim:a100-41g", "samples/healthy_gpt.py"], "a100-40g"),
     "not simulated": (["run", "--device", "cuda:0", "samples/healthy_gpt.py"], "sim:a100-40g"),
     "no script": (["run", "--steps", "3"], "no script to run"),
+    "conflict": (["run", "--apply", "ckpt,ckpt-half", "samples/healthy_gpt.py"], "exclude each other"),
+    "advice": (["run", "--apply", "empty-cache", "samples/healthy_gpt.py"], "is advice"),
     "unknown fix": (["run", "--apply", "ckp", "samples/healthy_gpt.py"], "did you mean ckpt?"),
     "bad budget": (["run", "--budget", "soon", "samples/healthy_gpt.py"], "--budget 20m"),
     "bad ranks": (["run", "--ranks", "a", "samples/healthy_gpt.py"], "--ranks 0,7"),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from oomscope.cli.fix import fix
 from oomscope.errors import FixError, InputError, PatchDoesNotApply
 from oomscope.launch.patches import apply_in_place, make_patches, replace_file, script_of, stage, undo
-from oomscope.launch.plan_file import read_plan
+from oomscope.launch.plan_file import read_plan, write_plan
 from oomscope.store.files import write_json
 from oomscope.store.session import Session
 
@@ -172,6 +172,16 @@ def test_a_plan_file_is_read_back(project, tmp_path):
     assert read_plan(plan).fixes == ("expandable", "ckpt")
     plan.write_text('schema = "oomscope.plan/1"\nfixes = ["nothing"]\n')
     with pytest.raises(FixError, match="no fix is called"):
+        read_plan(plan)
+
+
+def test_a_plan_holds_no_option_of_one_script(tmp_path):
+    plan = tmp_path / "oomscope.toml"
+    with pytest.raises(FixError, match="a plan cannot hold it"):
+        write_plan(plan, ("ckpt", "knob-accumulate"))
+    assert not plan.exists()
+    plan.write_text('schema = "oomscope.plan/1"\nfixes = ["smaller-batch"]\n')
+    with pytest.raises(FixError, match="a plan cannot hold it"):
         read_plan(plan)
 
 
