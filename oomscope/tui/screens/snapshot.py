@@ -23,7 +23,7 @@ from oomscope.tui.widgets.frame import AlertLine, TitleLine
 from oomscope.tui.widgets.icicle import Icicle
 from oomscope.tui.widgets.segments import SegmentMap
 from oomscope.tui.widgets.snapshot_timeline import SnapshotTimeline
-from oomscope.tui.widgets.spans import Span
+from oomscope.tui.widgets.spans import Span, width_of
 from oomscope.tui.widgets.stackpane import StackPane
 from oomscope.tui.widgets.viewline import ViewLine
 from oomscope.views.frame import Frame
@@ -256,6 +256,8 @@ class SnapshotScreen(SnapshotFile):
         if len(self._files) > 1 and self._path is not None:
             right.append((f"‹ {label_of(self._path)} ›  ", "bar"))
         right.append((f"by {wish.group}  sort {wish.order} ", "bar-dim"))
+        while len(right) > 1 and width_of([*left, *right]) > self.size.width:
+            right.pop()  # the views and what narrows them come first
         self.query_one(ViewLine).show(left, right)
 
     # -- selection ---------------------------------------------------------------------------
