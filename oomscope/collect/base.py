@@ -30,8 +30,9 @@ answer is absent.
     oom_kills                of /proc/vmstat: the whole machine, since boot
     cgroup                   {"path", "version", "limit_bytes"|null, "usage_bytes", "oom_kills", "limit_hits"}
     processes                of the watched pids: [{"pid", "start_ticks", "state", "rss_bytes",
-                             "rss_shared_bytes", "threads", "cpu_ticks", "shm_total_bytes"?,
-                             "shm_free_bytes"?, "cgroup"?}]
+                             "rss_shared_bytes", "threads", "cpu_ticks", "private_bytes"?,
+                             "shm_total_bytes"?, "shm_free_bytes"?, "cgroup"?}]; private: in no other process, which
+                             resident pages of a forked child mostly are not
 
 Others::
 

@@ -1,7 +1,8 @@
 """The process a collector runs in: `python -m oomscope.collect.child NAME [--period S] [--count N]`.
 
-Writes one JSON record a line to stdout. Reads `{"watch": [pid, …]}` lines from stdin, and ends when stdin
-closes, so that no collector outlives the program that wanted it.
+Whoever starts it puts it behind the job on the processors. Writes one JSON record a line to stdout. Reads
+`{"watch": [pid, …]}` lines from stdin, and ends when stdin closes, so that no collector outlives the program that
+wanted it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from oomscope.collect.registry import build
 from oomscope.errors import OomscopeError
 
 EXIT_UNAVAILABLE = 3
-#: The job comes first, also on the processors.
-_NICENESS = 10
 
 
 class Schedule:
@@ -139,8 +138,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, help="stop after so many samples")
     options = parser.parse_args(argv)
-    if argv is None:
-        os.nice(_NICENESS)
     try:
         collector = build(options.name)
     except OomscopeError as error:

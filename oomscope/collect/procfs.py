@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oomscope.units import KIB
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -195,6 +197,19 @@ def in_initial_pid_namespace() -> bool:
         return os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
     except OSError:
         return False
+
+
+def private_bytes(pid: int) -> int | None:
+    """Bytes of `pid` that no other process shares; None where the kernel does not tell (rights, before 4.14)."""
+    text = read_text(f"/proc/{pid}/smaps_rollup")
+    total, found = 0, False
+    for line in (text or "").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("Private_Clean", "Private_Dirty", "Private_Hugetlb"):
+            value = rest.split()
+            if value and value[0].isdigit():
+                total, found = total + int(value[0]) * KIB, True
+    return total if found else None
 
 
 def shared_memory(pid: int | None = None) -> tuple[int, int] | None:

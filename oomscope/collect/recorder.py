@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +26,8 @@ _REPEAT_NS = 10 * 10**9
 _POLL_S = 0.25
 #: Kernel messages of processes are kept from a little before the start: the job may have started first.
 _BEFORE_NS = 10 * 10**9
+#: How long one collector's start may keep the next one waiting.
+_APART_S = 3.0
 #: After this much a host file is not continued; the job's own records matter more than ours.
 MAX_BYTES = 256 * MIB
 
@@ -102,6 +104,7 @@ class HostRecorder:
         self._collectors = [SupervisedCollector(name, period_s, environ=environ) for name in names]
         self._thinner = Thinner()
         self._on_record = on_record
+        self._begun = time.monotonic()
         self._stop = threading.Event()
         self._wanted: list[int] | None = None
         self._host_records = 0
@@ -168,9 +171,20 @@ class HostRecorder:
                 collector.close()
             os.close(descriptor)
 
+    def _awake(self) -> Iterator[SupervisedCollector]:
+        """The collectors to ask: the next one starts when the one before has delivered, or has taken too long.
+
+        Two interpreters that start at once beside a job on few cores are felt in its steps.
+        """
+        late = time.monotonic() - self._begun > _APART_S
+        for collector in self._collectors:
+            yield collector
+            if collector.status.state is State.STARTING and not late:
+                return
+
     def _round(self, descriptor: int, number: int) -> int:
         lines = []
-        for collector in self._collectors:
+        for collector in self._awake():
             for record in collector.poll():
                 self._host_records += record["k"] == "host"
                 if record["k"] in ("oom_kill", "fault") and record["t"] < self._since:

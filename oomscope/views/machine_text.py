@@ -80,6 +80,8 @@ def gpu_name(row: GpuRow) -> str:
 
 def command_of(process: ProcessRow) -> str:
     """The command line without the folder of its program, which is the longest and least telling part of it."""
+    if process.command.startswith("["):  # a name of the kernel's, not a path
+        return process.command
     program, blank, rest = process.command.partition(" ")
     return program.rpartition("/")[2] + blank + rest
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomscope.collect import cgroups, host, kernellog, pidfd, procfs
-from oomscope.collect.base import ALL_TIERS, Collector
+from oomscope.collect.base import ALL_TIERS, Collector, Tier
 
 KILLED = (
     "Memory cgroup out of memory: Killed process 5857 (python3) total-vm:4113128kB, anon-rss:1521004kB, "
@@ -179,3 +179,26 @@ def test_exit_status_of_a_process_that_is_not_our_child(code, expected):
     if ends[0].status is None:
         pytest.skip("this kernel does not tell the exit status of a foreign process (before 6.15)")
     assert ends[0].status == expected
+
+
+def test_private_pages_are_told_apart_from_resident_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = procfs.private_bytes(os.getpid())
+    if own is None:
+        pytest.skip("this kernel does not tell private pages")
+    assert 0 < own <= 64 << 30
+    assert procfs.private_bytes(2**22 + 1) is None
+    collector = host.HostCollector()
+    collector.watch([os.getpid()])
+
+    def seen(*tiers: Tier) -> bool:
+        return "private_bytes" in collector.sample(frozenset(tiers))[0]["processes"][0]
+
+    try:
+        assert seen(Tier.FAST)
+        monkeypatch.setattr(host, "_QUICK_BYTES", 0)
+        assert not seen(Tier.FAST)
+        assert seen(Tier.FAST, Tier.SLOW)
+        monkeypatch.setattr(host, "_MOST_BYTES", 0)
+        assert not seen(Tier.FAST, Tier.SLOW)
+    finally:
+        collector.close()

@@ -62,6 +62,27 @@ def test_the_host_collector_in_its_process(started):
     assert any(row["k"] == "collector" and row["state"] == "ok" for row in records)
 
 
+def test_a_collector_runs_behind_the_job(started):
+    """From before its first import on: its start is what a busy machine feels."""
+    code = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)); input()"
+    collector = started("x", 0.1, command=[sys.executable, "-c", code])
+    collector.poll()
+    pid = collector._child.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) >= supervisor.NICENESS
+    if hasattr(os, "SCHED_BATCH"):
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+
+
+def test_collectors_start_one_after_the_other(tmp_path):
+    with recorder.HostRecorder(tmp_path, names=("host", "nvidia"), period_s=0.1) as running:
+        first, second = running._collectors
+        wait_for(lambda: first._child is not None)
+        if first.status.state is State.STARTING:
+            assert second._child is None
+        wait_for(lambda: second.status.state is not State.STARTING)
+        assert first.status.state is State.OK
+
+
 def test_no_driver_is_unavailable_and_not_tried_again(started, tmp_path):
     # An empty library of that name in front makes the result independent of this machine's drivers.
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
