@@ -171,19 +171,14 @@ class _InBackward:
                 handle = parameter.register_post_accumulate_grad_hook(self._hook(one, group))
                 self.runtime.patches.handle(handle)
                 count += 1
-        step_hooks = optimizer._optimizer_step_post_hooks
 
         def step(self: Any, closure: Any = None) -> Any:
-            """The parameters were updated during backward: only tell those who count steps."""
-            loss = None if closure is None else closure()
-            from torch.optim import optimizer as module
+            """The parameters were updated during backward."""
+            return None if closure is None else closure()
 
-            for hook in (*step_hooks.values(), *module._global_optimizer_post_hooks.values()):
-                hook(self, (), {})
-            return loss
-
+        told: Any = torch.optim.Optimizer.profile_hook_step(step)  # calls the hooks of those who count steps
         # LRScheduler reads `step.__func__`: it must be a bound method.
-        self.runtime.patches.attr(optimizer, "step", types.MethodType(step, optimizer))
+        self.runtime.patches.attr(optimizer, "step", types.MethodType(told, optimizer))
         self.runtime.patches.attr(optimizer, "_oomscope_inner", inner)
         self.runtime.report(
             self.fix, APPLIED, f"{count} parameters of {cls.__qualname__} step inside backward"

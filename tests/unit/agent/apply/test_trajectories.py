@@ -104,3 +104,39 @@ def test_eight_bit_without_a_library_is_refused_and_the_run_goes_on():
         assert fixed.differs_from(train_gpt()) == 0
     else:
         assert state == "applied"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_step_inside_backward_is_a_step_to_those_who_count(closed):
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    from oomscope.agent.apply import apply
+
+    seen = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: seen.append("before")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("after")),
+    ]
+    runtime = apply({"fixes": [{"id": "optim-in-bwd"}]}, lambda record: None)
+    try:
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        before = net.weight.detach().clone()
+
+        def closure():
+            loss = net(torch.ones(1, 2)).sum()
+            loss.backward()
+            return loss
+
+        if closed:
+            assert optimizer.step(closure).requires_grad
+        else:
+            closure()
+            optimizer.step()
+    finally:
+        runtime.undo()
+        for hook in hooks:
+            hook.remove()
+    assert seen == ["before", "after"]
+    assert not torch.equal(net.weight, before)
+    assert net.weight.grad is None
