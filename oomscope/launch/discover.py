@@ -134,7 +134,12 @@ def discover(target: str, processes: Mapping[int, Process] | None = None) -> Job
 
 
 def _existing(pid: int, table: Mapping[int, Process]) -> Process:
-    process = table.get(pid) if pid > 1 else None
+    process = table.get(pid)
+    if process is not None and pid == 1:
+        raise AttachFailed(
+            f"process 1 ({process.comm}) starts this system or container, and trains nothing itself",
+            hint="give a script name or run id instead",
+        )
     if process is None:
         raise AttachFailed(
             f"there is no process {pid} on this host", hint="give a script name or run id instead"

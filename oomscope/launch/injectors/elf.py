@@ -160,6 +160,7 @@ def resolve(pid: int) -> Symbols:
             "not_python",
             f"process {pid} exports no {', '.join(missing)}: it is not CPython, or a static build without "
             "symbols",
+            hint="its stacks can still be read; to see inside, start the job with oomscope run",
         )
     if not restore:
         raise InjectError("libc", f"the C library of process {pid} has no known return from signal handlers")

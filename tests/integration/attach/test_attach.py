@@ -315,9 +315,43 @@ def test_once_json_keeps_its_schema(torchrun):
     assert "not asked for" in text.stdout
 
 
+def test_a_program_that_is_not_python(start):
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        done = oomscope("attach", str(process.pid), "--once")
+    finally:
+        process.kill()
+        process.wait()
+    assert done.returncode == 5
+    assert "no process of it trains with Python" in done.stderr
+    assert "oomscope top" in done.stderr
+
+
+def test_a_python_without_symbols():
+    """It calls itself Python and exports nothing: what a static build without symbols looks like."""
+    process = subprocess.Popen(["python3", "60"], executable=shutil.which("sleep"))
+    try:
+        done = oomscope("attach", str(process.pid), "--once", "--json", "--agent")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["ranks"]
+    assert row["rung"] == "observe"
+    assert "exports no PyGILState_Ensure" in row["why_not_higher"]
+    assert "start the job with oomscope run" in row["why_not_higher"]
+
+
 @pytest.mark.parametrize(
     ("target_name", "code", "words"),
-    [("4194000", 5, "no process"), ("no-such-script", 5, "nothing matches"), ("slurm:99", 5, "Slurm job 99")],
+    [
+        ("4194000", 5, "no process"),
+        ("1", 5, "trains nothing itself"),
+        ("9" * 20, 5, "no process"),
+        ("no-such-script", 5, "nothing matches"),
+        ("slurm:99", 5, "Slurm job 99"),
+    ],
 )
 def test_wrong_targets(target_name, code, words):
     done = oomscope("attach", target_name, "--once")
