@@ -29,6 +29,10 @@ MIN_RUN = 8
 CHUNK = 1 << 22
 """Bytes decoded at a time: the arrays of one chunk stay in the cache."""
 
+GIVE_UP = 16 << 20
+"""Bytes from the first row on after which a run must have been found: rows that hold their frames, as torch 2.0 wrote
+them, are of no form that can be scanned, and looking for one in all of them takes longer than unpickling."""
+
 MAX_REFERENCE = 1 << 28
 """A stream with more shared objects would be several gigabytes long."""
 
@@ -86,7 +90,7 @@ def scan(data: memoryview, reference_of: Callable[[bytes], int], forget: Callabl
         raise Unscannable("not protocol 4 or 5")
     head: list[bytes] = [bytes(data[:2])]
     split: _Splitter | None = None
-    carried = b""
+    carried, tried = b"", 0
     last = False
     for parts, end, last in _payloads(data):
         text = b"".join([carried, *parts, bytes(PADDING)])
@@ -102,6 +106,9 @@ def scan(data: memoryview, reference_of: Callable[[bytes], int], forget: Callabl
             text, size = text[begin:], size - begin
         carried = split.chunk(text, size, last=last)
         forget(end)
+        tried += size
+        if tried > GIVE_UP and not split.runs:
+            raise Unscannable("rows of another form")
     if split is None or not last or not split.runs or not carried.endswith(b"."):
         raise Unscannable("no runs of rows")
     return split.finished(carried)

@@ -328,6 +328,19 @@ def test_scanning_rows_that_hold_their_stacks_themselves(seed: int) -> None:
         assert stacks == [other.stacks[stack] for stack in b.blocks.stack.tolist()]
 
 
+def test_scanning_gives_up_on_rows_that_hold_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = like_torch_2_0(training(steps=60))
+    for row in raw["device_traces"][0]:
+        row["frames"] = [dict(frame) for frame in row["frames"]]
+    data = pickle.dumps({"device_traces": raw["device_traces"], "segments": raw["segments"]}, protocol=4)
+    monkeypatch.setattr("oomscope.core.snapshot.scan.CHUNK", 20_000)
+    monkeypatch.setattr("oomscope.core.snapshot.scan.GIVE_UP", 50_000)
+    read: list[int] = []
+    with pytest.raises(Unscannable):
+        scan(memoryview(data), reference_of, read.append)
+    assert read[-1] < len(data) // 2
+
+
 def test_scanning_leaves_other_streams_alone() -> None:
     for data in (
         b"",
