@@ -243,7 +243,9 @@ def _state_tensors(torch: Any, optimizer: Any) -> list[Any]:
 
 
 def _bytes(tensors: list[Any]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)
+    """Bytes on this rank: of a tensor that is spread over ranks (DTensor) its own shard counts."""
+    own = [getattr(each, "_local_tensor", each) for each in tensors]
+    return sum(each.numel() * each.element_size() for each in own)
 
 
 def _has_batchnorm(torch: Any, root: Any) -> bool:

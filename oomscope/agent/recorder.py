@@ -186,7 +186,8 @@ class _Hashing:
 #: Parts of file names that tell a phase; the innermost frame with one decides.
 _PHASE_FILES = (
     ("/torch/optim/", "optimizer"),
-    ("/torch/autograd/", "backward"),
+    ("/torch/autograd/__init__.py", "backward"),
+    ("/torch/autograd/graph.py", "backward"),  # not function.py: a custom function's forward passes through it as well
     ("/torch/serialization.py", "save"),
     ("/torch/distributed/checkpoint/", "save"),
     ("/torch/distributed/fsdp/_state_dict_utils.py", "save"),

@@ -23,7 +23,7 @@ from oomscope.live import evidence_host as host_of
 from oomscope.live import evidence_ranks as ranks_of
 from oomscope.live.evidence_recovery import recovery
 from oomscope.live.evidence_snapshot import SnapshotFacts, read_snapshot
-from oomscope.live.evidence_source import adding_line, find_script, inspect
+from oomscope.live.evidence_source import adding_line, find_script, inspect, with_source
 from oomscope.live.session import log_files
 from oomscope.live.state import clock_offsets
 from oomscope.protocol import layout
@@ -225,7 +225,7 @@ def _same(one: OomMessage, other: OomMessage) -> bool:
 def _with_source(e: Evidence, script: Path | None) -> Evidence:
     frames = (*(e.oom.frames if e.oom else ()), *(e.exception.frames if e.exception else ()))
     lint, signals = inspect(script, (frame.file for frame in frames))
-    on_stack = from_frames(frames, "traceback") if frames else ()
+    on_stack = from_frames(map(with_source, frames), "traceback") if frames else ()
     return replace(
         e, script=str(script) if script else None, lint=lint, signals=(*e.signals, *signals, *on_stack)
     )

@@ -149,9 +149,10 @@ def _workers(hosts: Sequence[Record], rank_of_pid: Mapping[int, int | None]) -> 
     sums = []
     for record in hosts:
         rows = [row for row in _rows(record) if integer(row.get("pid")) not in rank_of_pid]
-        own = [(integer(r.get("rss_bytes")) or 0) - (integer(r.get("rss_shared_bytes")) or 0) for r in rows]
-        if own:
-            sums.append(sum(own))
+        own = [integer(row.get("private_bytes")) for row in rows]
+        known = [each for each in own if each is not None]
+        if known and len(known) == len(own):
+            sums.append(sum(known))
     return judge(range(len(sums)), sums) if sums else None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oomscope.core.diagnosis.evidence import HolderFact, LintFact, Signal, Where
-from oomscope.core.diagnosis.message import is_user_file
+from oomscope.core.diagnosis.message import Frame, is_user_file
 from oomscope.core.lint import features, lint
 from oomscope.core.lint.additions import additions
 
@@ -36,6 +36,13 @@ def find_script(info: Mapping[str, Any], hello: Mapping[str, Any] | None) -> Pat
 def source_line(file: str, line: int) -> str:
     """The text of a line, "" when the file is not here."""
     return linecache.getline(file, line).strip()
+
+
+def with_source(frame: Frame) -> Frame:
+    """`frame` with the text of its line, where it is the user's own and at hand."""
+    if frame.source or not is_user_file(frame.file):
+        return frame
+    return replace(frame, source=source_line(frame.file, frame.line))
 
 
 def read_source(path: Path) -> str | None:

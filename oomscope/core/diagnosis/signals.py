@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from oomscope.core.diagnosis.evidence import Signal
-from oomscope.core.diagnosis.message import Frame
+from oomscope.core.diagnosis.message import Frame, is_user_file
 
 #: Phases by what stands on the stack, in order of precedence: a save inside an evaluation is a save.
 _PHASES: tuple[tuple[str, str], ...] = (
@@ -27,7 +27,7 @@ _OPERATIONS: tuple[tuple[str, str, str], ...] = (
     ("op:foreach", r"_multi_tensor_|_foreach_", "it failed in a multi-tensor optimizer kernel"),
     ("op:init_state", r"_init_group|zeros_like\(p", "it failed while the optimizer made its state"),
     ("op:deepcopy", r"deepcopy", "it failed in a deepcopy"),
-    ("op:shard", r"\.shard\(|_shard_|chunk\.clone|flatten_tensors|_flat_param", "it failed while parameters were flattened or sharded"),
+    ("op:shard", r"\.shard\(|_shard_|chunk\.clone|flatten_tensors|flatten_dense_tensors|_flat_param|[/\\]zero[/\\]stage\w*\.py", "it failed while parameters were flattened or sharded"),
     ("op:gather", r"\bgather\b|Gather\.apply|_unshard|all_gather", "it failed while shards or outputs were gathered"),
 )  # fmt: skip
 _USES: tuple[tuple[str, str, str], ...] = (
@@ -40,10 +40,20 @@ _USES: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
+_PACKAGES = re.compile(
+    r"[/\\](?:torch|deepspeed|transformers|accelerate|lightning\w*|pytorch_lightning)[/\\]"
+)
+
+
+def _file(frame: Frame) -> str:
+    """A library's file says what runs; what a person has called a script says nothing."""
+    return frame.file if not is_user_file(frame.file) or _PACKAGES.search(frame.file) else ""
+
+
 def from_frames(frames: Iterable[Frame], source: str) -> tuple[Signal, ...]:
     """Signals of a stack, in any order of frames."""
-    text = "\n".join(f"{frame.file} {frame.function} {frame.source}" for frame in frames)
-    if not text:
+    text = "\n".join(f"{_file(frame)} {frame.function} {frame.source}" for frame in frames)
+    if not text.strip():
         return ()
     found: list[Signal] = []
     for phase, pattern in _PHASES:

@@ -25,8 +25,10 @@ NOISE_SHARE = 0.005
 """Rises below half a percent of the level over the whole series are noise."""
 
 _RESEMBLANCE_POINTS = 8
-_MOST_RESEMBLANCE = 0.95
-"""Fewer points do not show how much neighbours resemble each other; more than this is a trend of its own."""
+_MOST_RESEMBLANCE = 0.8
+_LEAST_FREEDOM = 3
+"""Fewer points do not show how much neighbours resemble each other. More resemblance than this is a bend of the curve:
+a growth that slows down is one all the same, and must not vanish in its interval."""
 
 #: Two-sided 95 % quantiles of Student's t by degrees of freedom. Source: any table; beyond 30 the normal
 #: value.
@@ -92,7 +94,7 @@ def _fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]
         return slope, math.inf, r2
     worth = _worth([y - my - slope * (x - mx) for x, y in zip(xs, ys, strict=True)])
     error = math.sqrt(rest / (n - 2) / sxx / worth)
-    freedom = max(1, round(n * worth) - 2)
+    freedom = max(min(n - 2, _LEAST_FREEDOM), round(n * worth) - 2)
     t = _T95[freedom - 1] if freedom <= len(_T95) else 1.96
     return slope, t * error, r2
 

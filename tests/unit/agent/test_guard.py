@@ -129,6 +129,8 @@ def test_the_users_own_end_is_no_exception_record(kind, expected):
         (["/x/torch/nn/functional.py", "/x/torch/nn/modules/module.py", "/home/train.py"], "forward"),
         (["/x/torch/autograd/graph.py", "/home/train.py"], "backward"),
         (["/x/torch/serialization.py"], "save"),
+        (["/x/torch/autograd/function.py", "/home/train.py"], "other"),
+        (["/x/torch/autograd/function.py", "/x/torch/nn/modules/module.py"], "forward"),
         (["/home/train.py"], "other"),
     ],
 )

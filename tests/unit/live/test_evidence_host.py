@@ -51,15 +51,20 @@ def test_another_cgroup_is_no_rise():
 
 
 def test_private_memory_of_workers_is_watched():
-    records = [
-        host(n, processes=[process(1, 4 * GIB), process(2, (1 + n) * GIB, n * GIB // 2)]) for n in range(20)
+    def rows(n, **worker):
+        return [process(1, 4 * GIB, private_bytes=4 * GIB), process(2, 3 * GIB, **worker)]
+
+    grows = [host(n, processes=rows(n, private_bytes=(1 + n) * GIB)) for n in range(20)]
+    assert host_fact(grows, {1: 0}, {}).worker_bytes.is_leak
+    # Resident pages of a forked worker are counted in full from its first moment; only private ones show the copying.
+    resident = [host(n, processes=rows(n)) for n in range(20)]
+    assert host_fact(resident, {1: 0}, {}).worker_bytes is None
+    now_and_then = [
+        host(n, processes=rows(n, private_bytes=(1 + n) * GIB) if n % 2 else rows(n)) for n in range(20)
     ]
-    fact = host_fact(records, {1: 0}, {})
-    assert fact.worker_bytes.is_leak
-    assert (
-        host_fact([host(n, processes=[process(1, n * GIB)]) for n in range(20)], {1: 0}, {}).worker_bytes
-        is None
-    )
+    assert host_fact(now_and_then, {1: 0}, {}).worker_bytes.steps == 8
+    alone = [host(n, processes=[process(1, n * GIB, private_bytes=n * GIB)]) for n in range(20)]
+    assert host_fact(alone, {1: 0}, {}).worker_bytes is None
 
 
 def test_processes_of_the_gpus():

@@ -137,7 +137,7 @@ def _cudnn(e: Evidence) -> Answer:
             where=lint.where if lint else None,
         )
     peak = e.signal("says:start_peak")
-    if said is not None:
+    if said is not None and (said.source == "words" or (e.failed and conv is not None)):
         return Finding(
             0.72,
             "cudnn.benchmark tries algorithms with large workspaces in the first iterations.",

@@ -347,6 +347,11 @@ CASES: list[tuple[str, Evidence, str]] = [
     ),
     ("cudnn_workspace", Evidence(signals=said("uses:cudnn_benchmark")), "yes"),
     ("cudnn_workspace", Evidence(signals=said("says:start_peak")), "yes"),
+    (
+        "cudnn_workspace",
+        session(oom=None, signals=said("uses:cudnn_benchmark", source="source code")),
+        "unknown",
+    ),
     ("cudnn_workspace", Evidence(), "unknown"),
     (
         "cudnn_workspace",

@@ -168,3 +168,16 @@ def test_a_known_bug_needs_its_version_and_its_signs():
 )
 def test_whose_file(file, mine):
     assert is_user_file(file) is mine
+
+
+def test_what_a_script_is_called_says_nothing():
+    assert (
+        names(Frame("/u/train_and_save.py", 3, "main", "y = f(x)"), Frame("/u/evaluate.py", 9, "<module>"))
+        == set()
+    )
+    assert "phase:save" in names(Frame("/x/site-packages/lib/full_state_dict.py", 3, "f"))
+
+
+def test_parameters_that_are_flattened_are_being_sharded():
+    found = names(Frame("/u/zero.py", 3, "__init__", "self.flat = _flatten_dense_tensors(parts).cuda()"))
+    assert {"op:shard", "phase:init"} <= found

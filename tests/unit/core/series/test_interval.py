@@ -33,7 +33,7 @@ def test_the_interval_holds_the_slope_as_often_as_it_says(steps, resemblance):
     held, leaks = coverage(steps, resemblance)
     # 95 % are promised; with 300 runs the share itself is uncertain by 2.5 %, and few points of resembling noise cannot
     # show how much they resemble each other. Without the correction it is 0.50 to 0.75 there.
-    assert held >= (0.92 if resemblance == 0 or steps == 300 else 0.87)
+    assert held >= (0.92 if resemblance == 0 else 0.87)
     if steps >= 60:
         assert leaks >= 0.9
 
@@ -57,3 +57,10 @@ def test_the_steps_that_are_left_have_an_interval():
         inside += between[0] <= (16 * GIB - values[-1]) / (20 * MIB) <= between[1]
     assert inside >= 0.92 * RUNS
     assert judge(range(60), [GIB] * 60).steps_range(16 * GIB) is None
+
+
+def test_a_growth_that_slows_down_is_a_growth():
+    values = [40 * MIB + 10 * MIB * step**0.85 for step in range(18)]
+    trend = judge(range(18), values)
+    assert trend.is_leak
+    assert trend.low > 0
