@@ -243,6 +243,11 @@ class Tracker:
         count = storage.nbytes()
         self._register(storage, self.malloc(count, index), index, count)
 
+    def know(self, tensor: Tensor) -> None:
+        """Take the storage of `tensor` for somebody else's memory."""
+        storage = tensor.untyped_storage()
+        self._register(storage, None, tensor.fake_device.index or 0, storage.nbytes())
+
     def allocation_of(self, tensor: Tensor) -> Allocation | None:
         """The allocation behind a tensor, None if it has none on the simulated device."""
         if tensor.layout is not torch.strided:

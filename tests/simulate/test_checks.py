@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 SCRIPTS = Path(__file__).parent / "scripts"
-OPTIONS = {"checks_distributed.py": ("--world-size", "8")}
+OPTIONS = {f"checks_{name}.py": ("--world-size", "8") for name in ("distributed", "parallel")}
 
 
 def _checks() -> list[tuple[str, str]]:

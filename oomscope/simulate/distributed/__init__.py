@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import collectives, groups, objects, parallel, spawn
+from . import checkpoints, collectives, groups, objects, parallel, spawn
 from .groups import World as World
 
 
@@ -21,4 +21,5 @@ def install(mode: Any, world: groups.World, exchange: str | None, ranks: list[in
     collectives.install(mode)
     objects.install(exchange, [world.rank] if ranks is None else ranks)
     parallel.install()
+    checkpoints.install()
     spawn.install(ranks)

@@ -9,13 +9,14 @@ import torch
 from .replace import replace
 
 
-class Work:
+class Work(torch.distributed.Work):  # type: ignore[misc]  # torch is not followed
     """A finished asynchronous operation.
 
     The fake group's own futures are empty, and DDP wants the tensors.
     """
 
     def __init__(self, inner: Any, value: Any) -> None:
+        super().__init__()
         self._inner = inner
         self._value = value
 

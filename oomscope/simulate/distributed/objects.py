@@ -101,10 +101,10 @@ def install(folder: str | None, ranks: list[int]) -> None:
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * len(object_gather_list)
 
-    def scatter_object_list(output: Any, inputs: Any = None, src: Any = None, group: Any = None,
-                            group_src: Any = None) -> None:  # fmt: skip
-        if inputs:
-            output[0] = inputs[c10d.get_rank(group)]
+    def scatter_object_list(scatter_object_output_list: Any, scatter_object_input_list: Any = None, src: Any = None,
+                            group: Any = None, group_src: Any = None) -> None:  # fmt: skip
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
 
     replace(
         {

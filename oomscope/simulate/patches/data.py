@@ -38,7 +38,7 @@ def install(mode: Any) -> None:
             return int(_BASE.data_ptr(self))
         allocation = mode.tracker.allocation_of(self)
         if allocation is None:
-            return 0
+            return 0 if self.fake_device.type == "cuda" else int(self.untyped_storage()._cdata)
         return int(allocation.block.address + self.storage_offset() * self.element_size())
 
     torch.Tensor.data_ptr = data_ptr
@@ -67,6 +67,18 @@ def _storage_addresses(mode: Any) -> None:
         record = mode.tracker.live.get(id(self))
         if record is not None and record[0]() is self:
             return int(record[1].block.address) if record[1] is not None else 0
-        return int(original(self))
+        try:
+            return int(original(self))
+        except RuntimeError:  # a host tensor without memory: its storage object stands for the address
+            return int(self._cdata)
 
     torch.UntypedStorage.data_ptr = data_ptr
+    plain_copy = torch.UntypedStorage.copy_
+
+    def copy_(self: Any, source: Any, non_blocking: Any = None) -> Any:
+        """There is nothing to copy out of or into a storage without memory."""
+        if "meta" in (self.device.type, source.device.type):
+            return self
+        return plain_copy(self, source, non_blocking)
+
+    torch.UntypedStorage.copy_ = copy_

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import os
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Callable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data._utils import worker
 
@@ -73,6 +75,29 @@ def _processes() -> None:
                 os.environ[SIMULATED_RANK] = before
 
     BaseProcess.start = start_told  # type: ignore[method-assign]
+    ForkingPickler.register(FakeTensor, _send)
+
+
+def _send(tensor: Any) -> Any:
+    """A simulated tensor for another process: its shape."""
+    kind = isinstance(tensor, torch.nn.Parameter)
+    return _receive, (tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.fake_device), kind,
+                      tensor.requires_grad)  # fmt: skip
+
+
+def _receive(
+    shape: Any, stride: Any, dtype: Any, device: str, is_parameter: bool, requires_grad: bool
+) -> Any:
+    """The tensor in the other process; its memory stays the sender's, as with CUDA's handles."""
+    from ..session import current
+
+    session = current()
+    if session is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    with session.mode.fake:
+        made: Any = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    session.tracker.know(made)
+    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 
 def _is_rank(args: Any) -> bool:

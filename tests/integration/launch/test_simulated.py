@@ -216,3 +216,33 @@ print(torch.cuda.mem_get_info()[0] >> 20)
     two = ("--nproc-per-node", "2")
     run = launch("import torch\n" + script, device=resolve("h100-80g," + settings), options=two)
     assert run.output(rank=0) == "17408\n"
+
+
+SHARED = """
+import torch
+import torch.multiprocessing as mp
+
+
+def work(model, table):
+    before = torch.cuda.memory_allocated()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(table).sum().backward()
+    optimizer.step()
+    print(before, next(model.parameters()).device, flush=True)
+
+
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    model = torch.nn.Linear(1024, 1024).cuda()
+    model.share_memory()
+    process = mp.Process(target=work, args=(model, torch.ones(8, 1024, device="cuda")))
+    process.start()
+    process.join()
+    raise SystemExit(process.exitcode)
+"""
+
+
+def test_tensors_on_the_card_go_to_other_processes_without_memory_of_their_own(launch):
+    run = launch(SHARED, device=resolve("24GiB"))
+    assert run.result.exit_code == 0, run.output(stream="stderr")
+    assert run.output().startswith("0 cuda:0")
