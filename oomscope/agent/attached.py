@@ -22,7 +22,6 @@ from ..protocol import env as variables
 from ..protocol import layout
 from . import guard
 from .agent import Agent
-from .dynamo import keep_out
 from .guard import guarded
 from .history import start_history, stop_history
 
@@ -198,7 +197,8 @@ class Attached:
             text = f"forward and eval are not told apart: torch.compile has compiled {compiled} frames of this job"
             self.agent.emit({"k": "note", "text": text})
             return
-        keep_out(self.agent.after_import)
+        # Dynamo is not told to keep out of the hooks (`dynamo.keep_out`): it would hold the interpreter for 40 ms, and
+        # that could not be taken back.
         self.agent._arm_modules()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
