@@ -182,8 +182,8 @@ def outlook(
     peaks = {each.fixes: each.peak_reserved_bytes or 0 for each in (baseline, *known)}
     best = min(peaks, key=lambda fixes: peaks[fixes])
     needed = format_bytes(peaks[best])
-    text = f"nothing that was tried fits into {format_bytes(capacity_bytes)}: the lowest peak is {needed}"
-    text += f", by {' + '.join(best)}" if best else ", without any fix"
+    text = f"nothing tried fits into {format_bytes(capacity_bytes)}; lowest: {needed}"
+    text += f" by {' + '.join(best)}" if best else " without any fix"
     static = facts.static_bytes
     floor = floor_sentence(facts, capacity_bytes)
     if floor:

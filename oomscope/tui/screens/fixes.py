@@ -91,7 +91,8 @@ class FixesScreen(BaseScreen):
         if found is None or not found.rows:
             return frame.headline
         verdict = frame.diagnosis.verdict if frame.diagnosis else None
-        facts = [Fact(f"for {verdict.clause()}" if verdict else "for this run", 9)]
+        is_known = verdict is not None and verdict.rule != "oom.unknown"
+        facts = [Fact(f"for {verdict.clause()}" if verdict and is_known else "for this run", 9)]
         need = found.need_bytes()
         if need is not None:
             facts.append(Fact(f"needs −{wording.gib(need)} GiB", 8))
@@ -141,7 +142,7 @@ class FixesScreen(BaseScreen):
             return ""
         chosen = self.query_one(FixList).chosen
         apply = f" --apply {','.join(chosen)}" if chosen else ""
-        return f"oomscope fix {self.host.frame.path}{apply}"
+        return f"oomscope fix {self.host.frame.target}{apply}"
 
     # -- events and actions ------------------------------------------------------------------
 
@@ -289,7 +290,7 @@ def _missing(frame: Frame) -> tuple[str, str]:
         )
     return (
         "No fixes were predicted for this session.",
-        f"Press P to predict them, or in a shell: oomscope fix {frame.path}",
+        f"Press P to predict them, or in a shell: oomscope fix {frame.target}",
     )
 
 

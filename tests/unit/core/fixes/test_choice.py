@@ -65,7 +65,7 @@ def test_the_outlook_names_the_best_the_floor_and_what_would_do():
     ]
     facts = JobFacts(parameters_bytes=2 * GIB, gradients_bytes=2 * GIB, optimizer_bytes=4 * GIB)
     text = outlook(baseline, reached, facts, 10 * GIB) or ""
-    assert "lowest peak is 12.00 GiB, by ckpt" in text
+    assert "lowest: 12.00 GiB by ckpt" in text
     assert "optimizer state take 8.00 GiB" in text
     assert "a card with 12.00 GiB free" in text
     below = outlook(baseline, reached, facts, 6 * GIB) or ""
