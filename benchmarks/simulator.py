@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,52 @@ def _bert(name: str, published: int, *arguments: str, note: str = "") -> Row:
 TITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 RASBT = "rasbt/pytorch-memory-optim logs.md"
 TUTORIAL = "PyTorch tutorial, optimizer step in backward (one digit)"
+ATTENTION = "bolongcheng/assignment2-systems profile/attention_memory.md"
+DECODER = "LINYUNLinYun/CS336-assignment2-systems cs336_systems/experiments.md"
+
+
+def _attention(width: int, length: int, backward: bool, published: float) -> Row:
+    kind = "backward" if backward else "forward"
+    name = f"attention {width} × {length}, {kind}"
+    arguments = (str(width), str(length), kind)
+    return Row(name, "attention.py", arguments, published, MIB, "allocated", ATTENTION, "b200-180g")
+
+
+def _decoder(name: str, published: float, *arguments: str, note: str = "") -> Row:
+    card = "b200-180g,name=RTX PRO 6000,cc=12.0,sms=188"
+    return Row(
+        f"decoder 3.4B, {name}",
+        "decoder.py",
+        arguments,
+        published,
+        GIB,
+        "allocated",
+        DECODER,
+        card,
+        note=note,
+    )
+
+
 ROWS = (
     Row("Llama 3.1 8B, FSDP2, 8 ranks", "llama_fsdp2.py", (), 82.4, GIB, "reserved", TITAN, "h100-80g", 8),
     Row(
         "Llama 3.1 8B, FSDP2, 128 ranks", "llama_fsdp2.py", (), 67.0, GIB, "reserved", TITAN, "h100-80g", 128
     ),
     Row("Llama 3.2 3B, bf16 AdamW", "llama_3b.py", (), 60.0, GIB, "allocated", "torchtune README 1814feb17"),
+    _attention(16, 256, False, 17.72),
+    _attention(16, 16384, False, 33066.63),
+    _attention(64, 8192, False, 8329.94),
+    _attention(128, 4096, False, 2137.75),
+    _attention(16, 256, True, 29.97),
+    _attention(32, 16384, True, 49506.79),
+    _attention(64, 8192, True, 12450.13),
+    _attention(128, 16384, True, 49747.25),
+    _decoder("forward, 128 tokens", 12.91, "forward", "128"),
+    _decoder("forward, 512 tokens", 13.44, "forward", "512"),
+    _decoder("forward, 2048 tokens", 21.30, "forward", "2048"),
+    _decoder("forward, bf16 autocast", 25.35, "forward", "2048", "bf16"),
+    _decoder("training, 32 checkpoints", 64.130, "checkpoint", "2048", "32"),
+    _decoder("training, 16 checkpoints", 69.725, "checkpoint", "2048", "16"),
     _bert("bert-large, batch 4", 14949, "bs=4"),
     _bert("bert-large, batch 1 × 4", 8681, "bs=1", "ga=4"),
     _bert("… checkpointed", 6775, "bs=1", "ga=4", "gc=1"),
@@ -106,19 +147,25 @@ def simulate(
         *arguments,
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    started, before = time.perf_counter(), _cpu_seconds()
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=script.parent)
-    found: dict[str, Any] = {"seconds": time.perf_counter() - started, "cpu_seconds": _cpu_seconds() - before}
-    for line in done.stderr.splitlines():
+    started = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, env=env, cwd=script.parent
+        )
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        lines = errors.read().splitlines()
+    found: dict[str, Any] = {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "max_rss_bytes": usage.ru_maxrss * 1024,
+    }
+    for line in lines:
         if line.startswith('{"k":'):
             record = json.loads(line)
             found[record["k"]] = record
-    return found if done.returncode == 0 else {}
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return found if child.returncode == 0 else {}
 
 
 def measure(row: Row, python: str) -> dict[str, Any]:
@@ -147,18 +194,25 @@ def has_transformers(python: str) -> bool:
     return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
 
 
-def cost(python: str) -> list[dict[str, Any]]:
+COSTS = (
+    ("GPT-2 small", "gpt.py", ("768", "12", "12"), 1),
+    ("GPT-2 XL", "gpt.py", ("1600", "48", "25"), 1),
+    ("Llama 8B, FSDP2, 8 ranks", "llama_fsdp2.py", ("8b",), 8),
+    ("Llama 70B, FSDP2, 64 ranks", "llama_fsdp2.py", ("70b",), 64),
+)
+"""Name, script, its arguments, world size; each trains two optimizer steps."""
+
+
+def cost(python: str, word: str) -> Iterator[dict[str, Any]]:
     """Wall seconds and resident memory of two optimizer steps, everything included."""
-    script = SCRIPTS / "gpt.py"
-    rows = []
-    for name, size in {"GPT-2 small": "768,12,12", "GPT-2 XL": "1600,48,25"}.items():
-        found = simulate(python, script, tuple(size.split(",")), "b200-180g")
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    for name, script, arguments, world_size in COSTS:
+        if word.lower() not in name.lower():
+            continue
+        options = ("--world-size", str(world_size)) if world_size > 1 else ()
+        found = simulate(python, SCRIPTS / script, arguments, "b200-180g", *options)
         if found:
-            times = {key: found[key] for key in ("seconds", "cpu_seconds")}
-            ops = found["simulated"]["ops"]
-            rows.append({"name": name, "ops": ops, "max_rss_bytes": usage * 1024, **times})
-    return rows
+            times = {key: found[key] for key in ("seconds", "cpu_seconds", "max_rss_bytes")}
+            yield {"name": name, "ops": found["simulated"]["ops"], **times}
 
 
 def main() -> None:
@@ -169,10 +223,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.cost:
-        rows = cost(options.python)
-        for row in rows:
+        for row in cost(options.python, options.only):
             times = f"{row['seconds']:5.1f} s wall, {row['cpu_seconds']:5.1f} s CPU"
-            print(f"{row['name']:14} {times}, {row['ops']} operations, {row['max_rss_bytes'] / GIB:.2f} GiB")
+            print(f"{row['name']:26} {times}, {row['ops']} operations, {row['max_rss_bytes'] / GIB:.2f} GiB")
         return
     wanted = [row for row in ROWS if options.only.lower() in row.name.lower()]
     if not has_transformers(options.python):

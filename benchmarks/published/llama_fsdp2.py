@@ -2,10 +2,12 @@
 """Llama 3.1 8B, FSDP2 on 8 or 128 ranks, selective checkpointing by operation, eager.
 
 Configuration: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: batch 2, sequence
-8192, AdamW, bfloat16 parameters and float32 reduction, every second matrix product kept.
+8192, AdamW, bfloat16 parameters and float32 reduction, every second matrix product kept. With the argument 70b the
+shape of Llama 3.1 70B, for the benchmark's cost.
 """
 
 import os
+import sys
 from functools import partial
 
 import torch
@@ -16,7 +18,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-WIDTH, LAYERS, HEADS, GROUPS, HIDDEN, WORDS = 4096, 32, 32, 8, 14336, 128256
+SHAPES = {"8b": (4096, 32, 32, 14336), "70b": (8192, 80, 64, 28672)}
+WIDTH, LAYERS, HEADS, HIDDEN = SHAPES[sys.argv[1] if len(sys.argv) > 1 else "8b"]
+GROUPS, WORDS = 8, 128256
 BATCH, LENGTH = 2, 8192
 
 
