@@ -10,7 +10,7 @@ import click
 from oomscope.errors import ExitCode
 
 if TYPE_CHECKING:
-    from oomscope.launch.doctor import Check
+    from oomscope.launch.doctor_host import Check
 
 _MARKS = {"ok": "ok", "warn": "! warn", "error": "▲ error"}
 

@@ -8,21 +8,19 @@ that of a launched job.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from oomscope.collect import gpumap, outside, stacks
-from oomscope.collect.base import Record, State
+from oomscope.collect.base import State
 from oomscope.collect.machine import Machine
 from oomscope.collect.procfs import read_stat
-from oomscope.collect.recorder import HostRecorder, read_host_records
+from oomscope.collect.recorder import HostRecorder
 from oomscope.errors import AttachFailed, OomscopeError
 from oomscope.launch import attach_place, preflight
+from oomscope.launch.attach_end import exit_code, how_it_ended
 from oomscope.launch.attach_observe import ObservedRank
 from oomscope.launch.attach_place import Relay
 from oomscope.launch.attachment import (
@@ -39,6 +37,7 @@ from oomscope.launch.attachment import (
 from oomscope.launch.discover import Job
 from oomscope.launch.injectors import inject, wrapped
 from oomscope.launch.injectors.remote_exec import python_version
+from oomscope.launch.peers import send_dump
 from oomscope.launch.terminations import tell_terminations
 from oomscope.live.session import SessionView
 from oomscope.live.state import RankState
@@ -333,48 +332,16 @@ class AttachSession:
 
     def how_it_ended(self) -> list[outside.Fact]:
         """After the end: facts about it from outside."""
-        records: list[Record] = read_host_records(self.attempt.path)
-        statuses = outside.exit_statuses(records)
-        pids = {each.rank.pid for each in self.ranks}
-        facts = []
-        for each in self.ranks:
-            each.exit_status = statuses.get(each.rank.pid)
-            if each.last_error is not None:
-                facts.append(
-                    outside.Fact(
-                        "exception", f"{name_of(each)}: {each.last_error}", "torchelastic error file"
-                    )
-                )
-        killed = [
-            status for pid, status in statuses.items() if pid in pids and status is not None and status < 0
-        ]
-        if (kill := outside.host_oom_kill(records, pids, killed[0] if killed else None)) is not None:
-            facts.append(kill)
-        facts += [outside.exit_meaning(status) for status in dict.fromkeys(killed) if not facts]
-        if (full := outside.shared_memory_full(records)) is not None:
-            facts.append(full)
-        return facts + outside.xids(records)
+        return how_it_ended(self.attempt.path, self.ranks)
 
     def dump(self, rank: int | None = None) -> int:
         """Asks the agents of all ranks, or one, for stacks and a snapshot; how many took the message."""
-        message = {
-            "cmd": "dump",
-            "id": secrets.token_hex(6),
-            "reason": "request",
-            "rank": None,
-            "t": time.time_ns(),
-        }
-        sent = 0
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            for each in self.ranks:
-                if each.place is None or each.agent != "active" or rank not in (None, self.number_of(each)):
-                    continue
-                path = each.place.socket_of(each.rank.namespace_pid, each.rank.pid)
-                with contextlib.suppress(OSError):
-                    sender.sendto(json.dumps(message).encode(), path)
-                    sent += 1
-        return sent
+        sockets = [
+            each.place.socket_of(each.rank.namespace_pid, each.rank.pid)
+            for each in self.ranks
+            if each.place is not None and each.agent == "active" and rank in (None, self.number_of(each))
+        ]
+        return send_dump(sockets, "request")
 
     # -- leaving
 
@@ -430,15 +397,16 @@ class AttachSession:
         oom = any(state.state == "oom" for state in self.view.ranks)
         failed = any((each.exit_status or 0) != 0 for each in self.ranks)
         self.session.append_supervisor(
-            {"k": "attempt_ended", "attempt": 1, "exit_code": self._exit_code() if over else None, "oom": oom}
+            {
+                "k": "attempt_ended",
+                "attempt": 1,
+                "exit_code": exit_code(self.ranks) if over else None,
+                "oom": oom,
+            }
         )
         text = "the job ended" if over else "detached; the job goes on"
         self.session.append_supervisor({"k": "finished", "exit_code": 0, "text": text})
         self.session.set_state("oom" if oom else "failed" if failed else "done")
-
-    def _exit_code(self) -> int | None:
-        statuses = [each.exit_status for each in self.ranks if each.exit_status is not None]
-        return next((status for status in statuses if status != 0), statuses[0] if statuses else None)
 
     def _say(self, text: str) -> None:
         self.session.append_supervisor({"k": "note", "text": text})

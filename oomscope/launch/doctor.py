@@ -10,16 +10,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from oomscope import __version__, plugins
-from oomscope.collect import cgroups, kernellog, outside, procfs, stacks
+from oomscope.collect import stacks
 from oomscope.collect.base import State
 from oomscope.collect.machine import MachineWatch
 from oomscope.errors import OomscopeError
 from oomscope.launch import preflight
+from oomscope.launch.doctor_host import (
+    ERROR,
+    OK,
+    WARN,
+    Check,
+    kernel_log,
+    memory_limit,
+    shared_memory,
+)
 from oomscope.launch.injectors import all_injectors, inject, wrapped
 from oomscope.protocol import env as variables
 from oomscope.store import library
@@ -29,23 +36,6 @@ from oomscope.units import GIB, format_bytes
 _TORCH_TIMEOUT_S = 120.0
 #: Room that snapshots of a few ranks need.
 _LITTLE_DISK_BYTES = 2 * GIB
-
-OK, WARN, ERROR = "ok", "warn", "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of `oomscope doctor`."""
-
-    id: str
-    title: str
-    status: str
-    """ok, warn (something cannot be used) or error (something is broken)."""
-    text: str
-    remedy: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_checks(python: str, *, with_torch: bool = True) -> Iterator[Check]:
@@ -62,7 +52,7 @@ def run_checks(python: str, *, with_torch: bool = True) -> Iterator[Check]:
         _other_collectors,
         _target_checks_injection,
     ]
-    checks += [_py_spy, _kernel_log, _cgroup, _shared_memory, _terminal, _plugins]
+    checks += [_py_spy, kernel_log, memory_limit, shared_memory, _terminal, _plugins]
     if with_torch:
         checks += [lambda: _torch(python), lambda: _simulator(python)]
     for check in checks:
@@ -226,68 +216,6 @@ def _stacks(pid: int) -> Check:
             "stacks", title, OK, f"py-spy, {dump.mode}, {dump.tries} tr{'y' if dump.tries == 1 else 'ies'}"
         )
     return Check("stacks", title, WARN, dump.why.replace(f"process {pid}", "a process"))
-
-
-def _kernel_log() -> Check:
-    reader = kernellog.Reader()
-    try:
-        log = reader.read()
-    finally:
-        reader.close()
-    title = "Kernel log"
-    if log.why:
-        return Check(
-            "kernel_log", title, WARN, log.why,
-            "without it a kill by the host's OOM killer is inferred from counters; sudo sysctl kernel.dmesg_restrict=0",
-        )  # fmt: skip
-    kills = sum(record["k"] == "oom_kill" for _, record in log.records)
-    xids = sum(record["k"] == "xid" for _, record in log.records)
-    text = f"readable; since boot {kills} out-of-memory kill{'s' if kills != 1 else ''}, {xids} Xid"
-    return Check("kernel_log", title, WARN if xids else OK, text, "see: oomscope top" if xids else "")
-
-
-def _cgroup() -> Check:
-    title = "Host memory limit"
-    group = cgroups.of_process()
-    total = procfs.read_text("/proc/meminfo") or ""
-    size = next(
-        (int(line.split()[1]) * 1024 for line in total.splitlines() if line.startswith("MemTotal")), 0
-    )
-    if group is None:
-        return Check("cgroup", title, OK, f"no memory cgroup; the machine has {format_bytes(size, 1)}")
-    if group.limit_bytes is None:
-        return Check(
-            "cgroup",
-            title,
-            OK,
-            f"cgroup v{group.version} without a limit; the machine has {format_bytes(size, 1)}",
-        )
-    left = group.limit_bytes - group.usage_bytes
-    text = f"cgroup v{group.version}: {format_bytes(group.limit_bytes, 1)}, {format_bytes(left, 1)} left"
-    if group.oom_kills:
-        remedy = "the kernel killed for this limit: raise it, or use fewer DataLoader workers"
-        return Check("cgroup", title, WARN, f"{text}, {group.oom_kills} kills", remedy)
-    return Check("cgroup", title, OK, text)
-
-
-def _shared_memory() -> Check:
-    title = "/dev/shm"
-    space = procfs.shared_memory()
-    if space is None:
-        return Check(
-            "shm",
-            title,
-            WARN,
-            "there is no /dev/shm: DataLoader workers cannot pass tensors",
-            "mount a tmpfs there",
-        )
-    total, free = space
-    text = f"{format_bytes(free, 1)} of {format_bytes(total, 1)} free"
-    if total <= outside.DOCKER_SHM_BYTES or free < total * 0.05:
-        return Check(
-            "shm", title, WARN, text, "DataLoader workers need more: docker run --shm-size=16g, or --ipc=host"
-        )
-    return Check("shm", title, OK, text)
 
 
 def _terminal() -> Check:

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from oomscope.protocol import layout
@@ -28,13 +29,22 @@ def request_dump(session: Session, *, rank: int | None = None, reason: str = "re
     folder = Path(config.get("rundir") or "")
     if not folder.is_absolute() or not folder.is_dir():
         return 0
-    message = json.dumps(
-        {"cmd": "dump", "id": secrets.token_hex(6), "reason": reason, "rank": None, "t": time.time_ns()}
-    ).encode()
-    names = [f"{pid}.sock" for pid in _pids(attempt.procs, rank)]
+    return send_dump((str(folder / f"{pid}.sock") for pid in _pids(attempt.procs, rank)), reason)
+
+
+def send_dump(sockets: Iterable[str], reason: str) -> int:
+    """Ask the agents at these sockets for stacks and a snapshot; how many took the message."""
+    message = {
+        "cmd": "dump",
+        "id": secrets.token_hex(6),
+        "reason": reason,
+        "rank": None,
+        "t": time.time_ns(),
+    }
+    data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
-        return sum(_send(sender, message, folder / name) for name in names)
+        return sum(_send(sender, data, path) for path in sockets)
 
 
 def _pids(procs: Path, rank: int | None) -> list[int]:
@@ -44,8 +54,8 @@ def _pids(procs: Path, rank: int | None) -> list[int]:
     return [each.pid for each in found if each and each.host == host and (rank is None or each.rank == rank)]
 
 
-def _send(sender: socket.socket, message: bytes, path: Path) -> bool:
+def _send(sender: socket.socket, message: bytes, path: str) -> bool:
     with contextlib.suppress(OSError):
-        sender.sendto(message, str(path))
+        sender.sendto(message, path)
         return True
     return False
