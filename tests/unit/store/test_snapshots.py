@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_snapshots import MIB, like_torch_2_0, like_torch_2_13, training
 
 from oomscope.core.snapshot.model import Snapshot
@@ -326,6 +328,46 @@ def test_scanning_rows_that_hold_their_stacks_themselves(seed: int) -> None:
     for a, b in zip(one.devices, other.devices, strict=True):
         stacks = [one.stacks[stack] for stack in a.blocks.stack.tolist()]
         assert stacks == [other.stacks[stack] for stack in b.blocks.stack.tolist()]
+
+
+_WIDTHS = st.sampled_from([0, 1, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 62) + 5])
+_STACKS = [[{"name": f"f{n}", "filename": "a.py", "line": n} for n in range(depth)] for depth in (0, 1, 2, 9)]
+_ODD = st.one_of(
+    st.none(), st.floats(allow_nan=False), st.text(max_size=90), st.integers(-(1 << 70), 1 << 70)
+)
+
+
+@st.composite
+def any_row(draw: st.DrawFn) -> dict[str, Any]:
+    """A row as torch might write it, or with something odd in one place."""
+    stack = draw(st.sampled_from(_STACKS))
+    row: dict[str, Any] = {
+        "action": draw(st.sampled_from(["alloc", "free_requested", "free_completed", "snapshot"])),
+        "addr": draw(_WIDTHS),
+        "size": draw(_WIDTHS),
+        "stream": draw(st.sampled_from([0, 0, 0, 300, 1 << 40])),
+        "time_us": draw(st.sampled_from([1_700_000_000_000_000, 5])),
+        "frames": list(stack) if draw(st.booleans()) else stack,
+    }
+    if draw(st.booleans()):
+        row["compile_context"] = "".join(draw(st.sampled_from(["N/A", "", "0/1", "é" * 40])))
+    if draw(st.booleans()):
+        row["pool_id"] = (draw(st.integers(0, 300)), draw(st.integers(0, 70_000)))
+    if draw(st.integers(0, 20)) == 0:
+        row[draw(st.sampled_from(sorted(row)))] = draw(_ODD)
+    return row
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(any_row(), min_size=1, max_size=6), st.integers(3, 12))
+def test_scanning_any_rows_gives_what_unpickling_gives(pattern: list[dict[str, Any]], times: int) -> None:
+    rows = [dict(row) for _ in range(times) for row in pattern]
+    data = pickle.dumps({"device_traces": [rows], "segments": []}, protocol=4)
+    try:
+        found = scanned(data)
+    except (Unscannable, SnapshotError, ValueError, KeyError, TypeError, OverflowError):
+        return  # and is unpickled whole
+    same(found, parse_snapshot(unpickle(data)))
 
 
 def test_scanning_gives_up_on_rows_that_hold_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
