@@ -66,3 +66,16 @@ def test_deepspeed(stage: int, simulate: Any) -> None:
     run = simulate("deepspeed_zero.py", str(stage), python=PYTHON, options=("--world-size", "4"))
     assert run.exit_code == 0, run.stderr[-3000:]
     assert run.value("peak") > 0
+
+
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(8, 1), (8, 2), (64, 8)])
+def test_the_style_of_torchtitan(ranks: int, tensor_parallel: int, simulate: Any) -> None:
+    peaks = []
+    for rank in (0, ranks - 1):
+        options = ("--world-size", str(ranks), "--rank", str(rank))
+        run = simulate("titan_style.py", str(tensor_parallel), options=options)
+        assert run.exit_code == 0, run.stderr[-3000:]
+        assert run.value("local") <= run.value("whole") / ranks * 1.1
+        peaks.append(run.value("peak"))
+        assert run.composition()["optimizer state"] >= 2 * 4 * run.value("local")
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
