@@ -23,7 +23,7 @@ from ..core.allocator.model import (
 from . import guard
 from .cards import Card
 from .frames import Stack, StackTable
-from .requests import request_log, tracer
+from .requests import RequestLog, request_log, tracer
 
 OutOfMemoryObserver = Callable[[int, int, int, int], None]
 """(device, bytes wanted from the driver, total bytes, free bytes), as torch calls it."""
@@ -79,6 +79,7 @@ class Device:
         self.capacity_bytes = capacity_bytes
         """What cudaMalloc can hand out on each card."""
         self.history = History(count, stacks)
+        self._logs: dict[int, RequestLog | None] = {}
         self.allocators: dict[int, CachingAllocator] = {}
         self.pools: list[tuple[int, int]] = []
         """Private pools that allocations go to now, innermost last."""
@@ -128,10 +129,18 @@ class Device:
                 reserved_by_others=self.total_bytes - self.capacity_bytes,
                 total_bytes=self.total_bytes,
             )
-            trace = tracer(request_log(self.request_folder, index), self._tracer(index))
+            log = self._logs[index] = request_log(self.request_folder, index)
+            trace = tracer(log, self._tracer(index))
             found = CachingAllocator(self.config, driver, device=index, tracer=trace, clock=_now_us)
             self.allocators[index] = found
         return found
+
+    def empty_cache(self) -> None:
+        """What `torch.cuda.empty_cache()` does to the current device."""
+        self.allocator(self.current).empty_cache()
+        log = self._logs[self.current]
+        if log is not None:
+            log.emptied()
 
     def _tracer(self, index: int) -> Callable[[TraceRow], None]:
         history = self.history

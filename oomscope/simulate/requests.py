@@ -1,7 +1,7 @@
 """Writes every request that a prediction run makes of its allocator, for replay under other settings.
 
-Events are three 64-bit integers in native byte order: address, bytes (0: the block is free again), stream. The reader
-is `oomscope.core.fixes.requests`.
+Events are three 64-bit integers in native byte order: address, bytes (0: the block is free again, -1: the script emptied
+the cache), stream. The reader is `oomscope.core.fixes.requests`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class RequestLog:
             self._events.extend((row.addr, 0, 0))
         if len(self._events) >= _BUFFER:
             self.flush()
+
+    def emptied(self) -> None:
+        """The script gave cached memory back."""
+        self._events.extend((0, -1, 0))
 
     def flush(self) -> None:
         """Append what is in memory to the file; a full disk ends the log, not the job."""

@@ -58,7 +58,7 @@ def _functions(mode: Any) -> dict[str, Any]:
         mode.workspaces.clear()
 
     return {
-        "emptyCache": lambda *_: device.allocator(device.current).empty_cache(),
+        "emptyCache": lambda *_: device.empty_cache(),
         "memoryStats": lambda index: device.allocator(index).memory_stats(),
         "resetPeakMemoryStats": lambda index: device.allocator(index).reset_peaks(),
         "resetAccumulatedMemoryStats": lambda index: device.allocator(index).reset_accumulated(),

@@ -132,3 +132,30 @@ def test_a_script_that_changed_since_the_run_is_said_so(failed_job, predicted):
         from oomscope.store.files import write_json
 
         write_json(failed_job.attempt.path / "fixes.json", predicted)
+
+
+EMPTIES = """
+import torch
+
+weights = torch.ones(1 << 20, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weights], 0.1)
+for step in range(3):
+    parts = [torch.empty((1 << 20) * 3, device="cuda") for _ in range(8)]
+    del parts
+    torch.cuda.empty_cache()
+    whole = torch.empty((1 << 20) * 22, device="cuda")
+    (weights * whole[: 1 << 20]).sum().backward()
+    optimizer.step()
+    del whole
+"""
+
+
+def test_a_cache_that_the_script_empties_is_empty_in_the_replay(tmp_path, start_job):
+    """Eight blocks and a large one never lie in the cache together: the replay must know."""
+    script = tmp_path / "empties.py"
+    script.write_text(EMPTIES)
+    job = start_job(tmp_path, [str(script)], "1GiB")
+    assert job.result.exit_code == 0
+    found = job.predict(only=("expandable",))
+    assert found["peak_reserved_bytes"] == job.result.ranks[0].peak_reserved_bytes
+    assert found["peak_reserved_bytes"] < 130 * MIB
