@@ -1,7 +1,7 @@
 """Writes every request that a prediction run makes of its allocator, for replay under other settings.
 
-Events are three 64-bit integers in native byte order: address, bytes (0: the block is free again, -1: the script emptied
-the cache), stream. The reader is `oomscope.core.fixes.requests`.
+Events are three 64-bit integers in native byte order: address, bytes (0: the block is free again, -1: the script gave
+cached memory back), stream. The reader is `oomscope.core.fixes.requests`.
 """
 
 from __future__ import annotations
