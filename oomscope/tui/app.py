@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shlex
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -367,7 +366,7 @@ class OomscopeApp(App[str], inherit_bindings=False):
 
     def attach_command(self) -> str:
         """The command line that opens this session again."""
-        return f"oomscope attach {shlex.quote(str(self.model.session.path))}" if self.model else ""
+        return f"oomscope attach {self.frame.target}" if self.frame else ""
 
 
 def run_app(

@@ -128,9 +128,9 @@ class Diagnosis:
         if self.phase:
             parts.append(self.phase)
         if self.requested_bytes is not None:
-            wanted = f"tried {wording.size(self.requested_bytes)}"
+            wanted = f"tried {wording.short_size(self.requested_bytes)}"
             if self.device_free_bytes is not None:
-                wanted += f", free {wording.size(self.device_free_bytes)}"
+                wanted += f", free {wording.short_size(self.device_free_bytes)}"
             parts.append(wanted)
         return " · ".join(parts)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oomscope.store.session import default_home
 from oomscope.views.compare import Comparison
 from oomscope.views.composition import Composition
 from oomscope.views.diagnosis import Diagnosis
@@ -63,9 +65,19 @@ class Frame:
     """What could not be read, one sentence each."""
 
     @property
+    def target(self) -> str:
+        """How the session is named to `oomscope`: by its id where commands look for it, else by its path."""
+        known = self.path.parent == default_home() / "sessions"
+        return shlex.quote(self.path.name if known else str(self.path))
+
+    @property
     def is_active(self) -> bool:
         """Whether anything can still change."""
         return self.state in ACTIVE
+
+    def problem_with(self, file: str) -> str:
+        """Why `file` of an attempt cannot be read; empty when it can, or is not there."""
+        return next((problem for problem in self.problems if file in problem), "")
 
     def row(self, rank: int) -> RankRow | None:
         return next((row for row in self.ranks if row.rank == rank), None)

@@ -105,7 +105,8 @@ def _choose(diagnosis: Diagnosis | None, fixes: Fixes | None) -> Alert:
     if fitting or (fixes and fixes.recommended):
         count = wording.plural(len(fitting), "fix fits", "fixes fit") if fitting else "a combination fits"
         return Alert("error", f"{_cause(diagnosis)}; {count}", "4", "choose")
-    return Alert("error", f"{_cause(diagnosis)}; no single fix is predicted to fit", "4", "fixes")
+    said = "no single fix is predicted to fit" if fixes else "nothing is predicted"
+    return Alert("error", f"{_cause(diagnosis)}; {said}", "4", "fixes")
 
 
 def _proved(last: AttemptRow) -> Alert:

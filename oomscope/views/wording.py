@@ -33,6 +33,12 @@ def change(count: int, digits: int = 2) -> str:
     return "0" if float(shown) == 0 else shown.replace("-", "−")
 
 
+def short_size(count: float | None) -> str:
+    """`count` bytes with its unit and no more digits than it has: "768 MiB", "4.61 GiB"."""
+    number, _, unit = size(count).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".rstrip()
+
+
 def per_step(change: float | None) -> str:
     """A change in bytes per step as GiB with a sign, "–" when unknown; MiB when that says more."""
     if change is None:

@@ -97,6 +97,10 @@ class BaseScreen(Screen[None]):
         """`alert` with the key that the user gave to its answer."""
         return alert and replace(alert, key=self.host.key_of(alert.key))
 
+    def offers(self, action_id: str) -> bool:
+        """Whether the footer shows this action now; its key says why not, where it does not."""
+        return True
+
     # -- what a screen uses ------------------------------------------------------------------
 
     @property
@@ -128,6 +132,8 @@ class BaseScreen(Screen[None]):
         for key, active in self.active_bindings.items():
             action = actions.action_by_id(active.binding.id or "")
             if action is None or not action.footer or action.id in seen or not active.enabled:
+                continue
+            if not self.offers(action.id):
                 continue
             if self.has_class("-missing") and (action.group != actions.EVERYWHERE or action.id == "app.copy"):
                 continue

@@ -302,7 +302,7 @@ class CompareScreen(BaseScreen):
         return "\n".join(lines) + "\n"
 
     def command_text(self) -> str:
-        return f"oomscope attach {self.host.frame.path}" if self.host.frame else ""
+        return self.host.attach_command()
 
     def action_back(self) -> None:
         self.host.action_go("fixes")

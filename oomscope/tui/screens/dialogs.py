@@ -178,7 +178,7 @@ class QuitDialog(Dialog[str]):
             "Leave the viewer",
             (
                 (f"{who}, attempt {frame.attempt}.", ""),
-                (f"Open it again with: oomscope attach {frame.path.name}", "dim"),
+                (f"Open it again with: oomscope attach {frame.target}", "dim"),
             ),
             _ATTACHED if frame.is_attached else _WAITING if waits else _RUNNING,
         )

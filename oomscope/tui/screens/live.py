@@ -52,7 +52,7 @@ class LiveScreen(BaseScreen):
     LiveScreen PhaseBars, LiveScreen CompositionBars { display: none; }
     LiveScreen.-all #grid { display: block; }
     LiveScreen.-all #timeline, LiveScreen.-phases #timeline { display: none; }
-    LiveScreen.-phases PhaseBars, LiveScreen.-made-up CompositionBars { display: block; }
+    LiveScreen.-phases.-has-phases PhaseBars, LiveScreen.-made-up CompositionBars { display: block; }
     LiveScreen.-made-up PhaseBars { height: auto; padding-bottom: 1; }
     LiveScreen.-phases CompositionBars { height: 1fr; }
     LiveScreen #events { width: 48; height: 1fr; }
@@ -107,6 +107,7 @@ class LiveScreen(BaseScreen):
         for name in _VIEWS:
             self.set_class(name == view, f"-{name}")
         self.set_class(view == "phases" and made_up is not None, "-made-up")
+        self.set_class(bool(peaks) or made_up is None, "-has-phases")
         if view == "selected":
             self.query_one("#timeline", Timeline).show(timeline_data(frame, row))
         elif view == "all":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import work
@@ -56,7 +57,7 @@ class OomScreen(BaseScreen):
     OomScreen.-narrow #flow-pane { height: auto; max-height: 50%; }
     OomScreen.-narrow FlowList { height: auto; max-height: 100%; }
     OomScreen #lower { height: 1fr; display: none; }
-    OomScreen.-tall.-composition #lower { display: block; }
+    OomScreen.-roomy.-composition #lower { display: block; }
     OomScreen SourcePane { height: auto; max-height: 7; border-top: solid $line; display: none; }
     OomScreen.-source SourcePane { display: block; }
     """
@@ -68,6 +69,8 @@ class OomScreen(BaseScreen):
         self._rewalk: Rewalk | None = None
         self._walked: Walked | None = None
         self._shown: view.Diagnosis | None = None
+        self._trace: Path | None = None
+        """The snapshot with the memory trace, for What-if."""
 
     def compose_body(self) -> ComposeResult:
         yield VerdictBlock()
@@ -76,7 +79,7 @@ class OomScreen(BaseScreen):
                 yield FlowList(id="flow")
             with Vertical(id="evidence-pane", classes="pane ruled"):
                 yield EvidenceList(id="evidence")
-        with Horizontal(id="lower"), Vertical(id="composition-pane", classes="pane"):
+        with Horizontal(id="lower"), Vertical(id="composition-pane", classes="pane ruled"):
             yield CompositionBars(id="composition")
         yield SourcePane()
 
@@ -95,12 +98,15 @@ class OomScreen(BaseScreen):
             return
         self.show_missing()
         tall = self.size.height >= 32
+        self.set_class(self.size.height >= 28, "-roomy")
         if frame.diagnosis_attempt != self._answered_for:
             self._answered_for, self._answers, self._walked = frame.diagnosis_attempt, {}, None
             self._rewalk = None
         walked = self._walked
         if walked is not None and walked.found is not None and walked.answers == self._answers:
             found = walked.found
+        if found is not self._shown:
+            self._trace = whatif.snapshot_of(frame.path, frame.diagnosis_attempt, found.rank)
         self._shown = found
         self.query_one(VerdictBlock).show(
             found, 5 if tall else 2, "with your answers: " if self._answers else ""
@@ -128,11 +134,14 @@ class OomScreen(BaseScreen):
         found = frame.diagnosis
         if found is None or not found.verdicts:
             return frame.headline
-        facts = [Fact(part, 9 - i) for i, part in enumerate(found.what_happened().split(" · ")) if part]
+        parts = found.what_happened().split(" · ")
+        facts = [
+            Fact(part, 8 if part.startswith("tried") else 9 - 2 * i) for i, part in enumerate(parts) if part
+        ]
         facts.append(Fact(f"attempt {frame.diagnosis_attempt}", 2))
         if found.recovered:
-            return Headline("▲", "warn", "RECOVERED FROM OUT OF MEMORY", tuple(facts))
-        return Headline("✖", "error", "OUT OF MEMORY", tuple(facts))
+            return Headline("▲", "warn", "RECOVERED FROM OOM", tuple(facts))
+        return Headline("✖", "error", "OOM", tuple(facts))
 
     def alert(self, frame: Frame) -> Alert | None:
         fixes = frame.fixes
@@ -150,7 +159,14 @@ class OomScreen(BaseScreen):
 
     def command_text(self) -> str:
         given = "".join(f" --answer {name}={answer}" for name, answer in self._answers.items())
-        return f"oomscope explain {self.host.frame.path}{given}" if self.host.frame else ""
+        return f"oomscope explain {self.host.frame.target}{given}" if self.host.frame else ""
+
+    def offers(self, action_id: str) -> bool:
+        """To edit only a line that is known, and to replay only a trace that is there."""
+        verdict = self._shown.verdict if self._shown else None
+        if action_id == "oom.edit":
+            return verdict is not None and verdict.where is not None
+        return action_id != "oom.whatif" or self._trace is not None
 
     # -- events and actions ------------------------------------------------------------------
 
@@ -209,23 +225,17 @@ class OomScreen(BaseScreen):
         self.notify("all questions" if flow.shows_all else "only the path to the cause")
 
     def action_edit(self) -> None:
-        found = self.host.frame.diagnosis if self.host.frame else None
-        where = found.verdict.where if found and found.verdict else None
+        where = self._shown.verdict.where if self._shown and self._shown.verdict else None
         if where is None:
             self.notify("this cause has no source line")
             return
         edit(self.host, where.file, where.line)
 
     def action_whatif(self) -> None:
-        frame = self.host.frame
-        if frame is None or frame.diagnosis is None:
-            self.notify("what-if needs an out-of-memory error with a recorded trace")
-            return
-        snapshot = whatif.snapshot_of(frame.path, frame.diagnosis_attempt, frame.diagnosis.rank)
-        if snapshot is None:
+        if self._trace is None:
             self.notify("this attempt left no memory snapshot, so there is no trace to replay")
             return
-        self.app.push_screen(WhatIfScreen(snapshot))
+        self.app.push_screen(WhatIfScreen(self._trace))
 
 
 def _simulated(frame: Frame) -> set[int]:
@@ -253,7 +263,8 @@ def _missing(frame: Frame) -> tuple[str, str]:
         )
     if frame.state == "done":
         return "This run did not run out of memory.", "Press 1 for its peaks, 6 for other sessions."
+    problem = frame.problem_with("findings.json")
     return (
-        "No diagnosis was recorded for this session.",
-        f"Make one with: oomscope explain {frame.path}",
+        "The diagnosis cannot be read." if problem else "No diagnosis was recorded for this session.",
+        f"{problem}\n\nMake one with: oomscope explain {frame.target}".strip(),
     )

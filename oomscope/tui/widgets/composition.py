@@ -10,6 +10,10 @@ from oomscope.views import wording
 from oomscope.views.composition import Composition, Part
 
 
+#: Smaller shares of the peak are not worth a line.
+_LEAST = 0.0005
+
+
 class CompositionBars(LineList):
     """By category on the left, by module below it."""
 
@@ -43,7 +47,8 @@ def _bars(parts: Sequence[Part], total: int, width: int, style: str, *, from_lef
     name_cells = min(24, max(12, width // 3))
     room = max(6, width - name_cells - 18)
     rows = []
-    for part in parts:
+    shown = [part for part in parts if part.size_bytes >= total * _LEAST] or list(parts[:1])
+    for part in shown:
         cells = round(part.size_bytes / max(1, total) * room)
         name = fit_left(part.name, name_cells - 1) if from_left else fit(part.name, name_cells - 1)
         rows.append(

@@ -218,13 +218,17 @@ def _card_bar(found: Diagnosis, width: int) -> list[Span]:
     if not capacity or allocated is None or reserved is None:
         return []
     free = found.device_free_bytes
-    asked = f"  asked {wording.size(found.requested_bytes)}" if found.requested_bytes is not None else ""
-    left = f", free {wording.size(free)}" if free is not None else ""
+    asked = (
+        f"  asked {wording.short_size(found.requested_bytes)} " if found.requested_bytes is not None else ""
+    )
+    left = f", free {wording.short_size(free)}" if free is not None else ""
     held = f" {wording.gib(allocated)} allocated, {wording.gib(reserved)} reserved"
     label = f"{held} of {wording.gib(capacity)} GiB{left}"
     room = width - len(label) - len(asked)
     if room < 12:
-        label, room = f" {wording.gib(allocated)}/{wording.gib(reserved)}/{wording.gib(capacity)} GiB", 0
+        label = (
+            f" {wording.gib(allocated)} alloc, {wording.gib(reserved)} resv of {wording.gib(capacity)} GiB"
+        )
         room = width - len(label) - len(asked)
     if room < 8:
         return []

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import recorded_sessions as recorded
 
-from oomscope.views import coerce, compare, composition, diagnosis, events, fixes
+from oomscope.views import coerce, compare, composition, diagnosis, events, fixes, wording
 
 GIB = 1 << 30
 
@@ -105,7 +105,7 @@ def test_verdict_and_path() -> None:
     assert (
         verdict.headline() == "oom.capacity_activations: Activations exceed the card (confidence high 0.93)"
     )
-    assert found.what_happened() == "rank 0 · step 0 · backward · tried 768.00 MiB, free 430.00 MiB"
+    assert found.what_happened() == "rank 0 · step 0 · backward · tried 768 MiB, free 430 MiB"
     assert [node.name for node in found.flow if node.on_path] == ["G0", "Q1", "Q1.4"]
     assert {node.name: node.depth for node in found.flow}["Q1.4"] == 1
 
@@ -263,3 +263,11 @@ def test_prediction_progress_is_one_line() -> None:
 
 def test_unknown_records_are_skipped() -> None:
     assert events.supervisor_lines([{"k": "from-the-future"}, {}]) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(768 << 20, "768 MiB"), (4.61 * 2**30, "4.61 GiB"), (100, "100 B"), (None, "unknown")],
+)
+def test_short_sizes(count: float | None, shown: str) -> None:
+    assert wording.short_size(count) == shown
