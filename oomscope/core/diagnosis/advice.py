@@ -17,6 +17,19 @@ from oomscope.core.diagnosis.rules.tools import activations
 
 ALLOCATOR_FIXES = frozenset({"expandable", "max-split", "gc-threshold"})
 SHARDING_FIXES = frozenset({"fsdp2", "zero1"})
+AUTOCAST_FIXES = frozenset({"amp-bf16", "amp-fp16"})
+#: What the source shows to be on, and the fix that would only repeat it.
+_ON = {
+    "ckpt": ("on:checkpointing", "activation checkpointing is on"),
+    "ckpt-selective": ("on:checkpointing", "activation checkpointing is on"),
+    "optim-fused": ("on:fused_optimizer", "the optimizer is fused"),
+    "optim-8bit": ("on:8bit_optimizer", "the optimizer's state is in 8 bits"),
+    "optim-in-bwd": ("on:optimizer_in_backward", "the optimizer runs in backward"),
+    "bucket-view": ("on:bucket_view", "gradients are views of DDP's buckets"),
+    "fused-ce": ("on:fused_loss", "the loss is fused"),
+    "sdpa": ("on:sdpa", "attention is fused"),
+    "offload-activations": ("on:offload_activations", "activations are kept on the host"),
+}
 
 
 def choose_fixes(e: Evidence, rule: Rule, finding: Finding) -> tuple[str, ...]:
@@ -52,10 +65,13 @@ def _already_active(e: Evidence, fix: str) -> str | None:
             return "garbage_collection_threshold is already set"
     if fix == "expandable" and e.signal("on:expandable") is not None:
         return "expandable_segments is already on"
-    if fix == "amp-bf16" and e.model is not None and e.model.autocast:
+    if fix in AUTOCAST_FIXES and ((e.model is not None and e.model.autocast) or e.signal("uses:autocast")):
         return "autocast is already on"
-    if fix == "ckpt" and e.signal("on:checkpointing") is not None:
-        return "activation checkpointing is already on"
+    if fix == "optim-8bit" and e.model is not None and "8bit" in (e.model.optimizer or "").lower():
+        return "the optimizer's state is in 8 bits already"
+    signal, text = _ON.get(fix, ("", ""))
+    if signal and e.signal(signal) is not None:
+        return f"{text} already"
     if any(fix in outcome.fix.split("+") for outcome in e.outcomes) or e.signal(f"fix:{fix}") is not None:
         return "this attempt already ran with it"
     return None
