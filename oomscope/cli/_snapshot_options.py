@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from oomscope.core.snapshot.analysis import DeviceAnalysis, analyse
-from oomscope.core.snapshot.model import Snapshot
 from oomscope.errors import SnapshotError, UsageError
 from oomscope.store.snapshots import Limits, Selection, SnapshotLoader
 from oomscope.units import parse_size
 from oomscope.views.snapshot_files import offered
+
+if TYPE_CHECKING:
+    from oomscope.core.snapshot.analysis import DeviceAnalysis
+    from oomscope.core.snapshot.model import Snapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,4 +99,6 @@ def load(loader: SnapshotLoader, path: Path, selection: Selection) -> tuple[Snap
         if show:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
+    from oomscope.core.snapshot.analysis import analyse
+
     return snapshot, analyse(snapshot)

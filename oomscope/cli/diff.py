@@ -11,7 +11,8 @@ from oomscope.cli._snapshot_options import limits_of, load, loading_options, sel
 from oomscope.core.snapshot.analysis import DeviceAnalysis
 from oomscope.core.snapshot.diff import Side
 from oomscope.core.snapshot.diff import diff as difference_of
-from oomscope.core.snapshot.moments import FORMS, moment
+from oomscope.core.snapshot.moments import moment
+from oomscope.core.snapshot.words import FORMS
 from oomscope.errors import ExitCode, UsageError
 from oomscope.report.snapshot import diff_text
 from oomscope.report.snapshot_json import diff_json

@@ -11,7 +11,8 @@ import click
 
 from oomscope.cli._snapshot_options import limits_of, load, loading_options, selection_of
 from oomscope.core.snapshot.analysis import DeviceAnalysis, Focus
-from oomscope.core.snapshot.moments import FORMS, moment
+from oomscope.core.snapshot.moments import moment
+from oomscope.core.snapshot.words import FORMS
 from oomscope.errors import UsageError
 from oomscope.report.html_snapshot import snapshot_html
 from oomscope.report.snapshot_export import write_csv, write_flamegraph, write_json, write_perfetto

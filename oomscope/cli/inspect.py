@@ -9,14 +9,10 @@ from typing import Any
 import click
 
 from oomscope.cli._snapshot_options import files_of, limits_of, load, loading_options, selection_of
-from oomscope.core.snapshot.analysis import Focus
-from oomscope.core.snapshot.moments import FORMS, moment
+from oomscope.core.snapshot.words import FORMS, RANKINGS
 from oomscope.errors import ExitCode, SnapshotError
-from oomscope.report.snapshot import snapshot_text
-from oomscope.report.snapshot_json import TOP, snapshot_json
 from oomscope.store._snapshot_source import source_line
 from oomscope.store.snapshots import SnapshotLoader
-from oomscope.views.snapshot import RANKINGS
 
 
 @click.command()
@@ -61,8 +57,13 @@ def inspect(
                 click.echo(f"oomscope: {error.message}", err=True)
                 failed += 1
                 continue
+            # Only now: all this brings numpy, which was brought while the file was read.
+            from oomscope.core.snapshot.moments import moment
+            from oomscope.report.snapshot import snapshot_text
+            from oomscope.report.snapshot_json import TOP, snapshot_json
+
             chosen = [each for each in analyses if device is None or each.device.device == device]
-            moments: list[Focus] = [moment(each, at) if _has_data(each) else each.focus for each in chosen]
+            moments = [moment(each, at) if _has_data(each) else each.focus for each in chosen]
             if as_json:
                 objects.append(snapshot_json(snapshot, chosen, moments, top=top or TOP))
             else:

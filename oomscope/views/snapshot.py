@@ -97,9 +97,6 @@ class Row:
     """A stack to show details of, or -1."""
 
 
-RANKINGS = ("stack", "line", "module", "size")
-
-
 def ranking(analysis: DeviceAnalysis, row: int, by: str, limit: int) -> list[Row]:
     """The largest holders of memory just after `row`, by "stack", "line", "module" or "size"."""
     stacks, lives, alive = analysis.snapshot.stacks, analysis.lives, analysis.alive(row)

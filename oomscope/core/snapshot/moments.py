@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from oomscope.core.snapshot.analysis import DeviceAnalysis, Focus
+from oomscope.core.snapshot.words import FORMS
 from oomscope.errors import UsageError
-
-FORMS = "auto, peak, end, oom, step:N or event:N"
 
 
 def moment(analysis: DeviceAnalysis, text: str) -> Focus:
