@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         self.norm, self.head = RMSNorm(), Linear(WIDTH, WORDS)
 
     def forward(self, tokens, groups=0):
-        x = self.words[tokens]
+        x = _embedded = self.words[tokens]  # kept to the end, as in the published script
         size = LAYERS // groups if groups else 1
         for start in range(0, LAYERS, size):
             part = nn.Sequential(*self.layers[start : start + size])
@@ -134,7 +134,9 @@ def train(length, groups):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(3):
         optimizer.zero_grad(set_to_none=True)
-        cross_entropy(model(tokens, groups), targets).backward()
+        logits = model(tokens, groups)
+        loss = cross_entropy(logits, targets)
+        loss.backward()
         optimizer.step()
 
 
