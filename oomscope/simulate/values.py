@@ -82,6 +82,12 @@ class Values:
         known = getattr(tensor, _ATTRIBUTE, None)
         return known is not None and len(known.token) > 1
 
+    def forget(self, tensor: Tensor) -> None:
+        """Something unknown was written into `tensor`."""
+        known = getattr(tensor, _ATTRIBUTE, None)
+        if known is not None:
+            known.token[0] = False
+
     def density(self, tensor: Tensor) -> float | None:
         """Expected share of non-zero elements, None when nothing is known."""
         known = getattr(tensor, _ATTRIBUTE, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compiling, data, engine, files, loading, losses, modules, nested, profiling, text
+from . import compiling, data, engine, files, loading, losses, modules, nested, profiling, text, triton
 
 
 def install(mode: Any) -> None:
@@ -19,3 +19,4 @@ def install(mode: Any) -> None:
     compiling.install(mode)
     nested.install(mode)
     profiling.install(mode)
+    triton.install(mode)

@@ -274,4 +274,21 @@ def check_modules_are_saved_and_loaded_whole():
     assert copy.copy(model[0].weight).device.type == "cuda"
 
 
+def check_triton_kernels_are_not_launched():
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def add(x, y, out, count, block: tl.constexpr):
+        offsets = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(out + offsets, tl.load(x + offsets) + tl.load(y + offsets), mask=offsets < count)
+
+    x, out = cuda(1000), torch.zeros(1000, dtype=torch.int32, device="cuda")
+    before = torch.cuda.memory_allocated()
+    add[lambda meta: (triton.cdiv(1000, meta["block"]),)](x, x, out, 1000, block=triton.next_power_of_2(100))
+    assert torch.cuda.memory_allocated() == before
+    assert triton.cdiv(1000, 128) == 8
+    assert triton.next_power_of_2(100) == 128
+
+
 run_all(globals())

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """A training script in the style of torchtitan: meta device, tensor and data parallelism, selective checkpointing."""
 
 import functools
