@@ -6,8 +6,7 @@ taken after the exception has freed almost everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypedDict
+from dataclasses import dataclass, field, fields
 
 from oomscope.core.allocator.autopsy import (
     Autopsy,
@@ -67,22 +66,6 @@ class StateMeasures:
     pins: list[Pin] = field(default_factory=list)
 
 
-class _Totals(TypedDict):
-    """The numbers of `StateMeasures`."""
-
-    reserved_bytes: int
-    allocated_bytes: int
-    active_bytes: int
-    requested_bytes: int
-    pending_free_bytes: int
-    rounding_bytes: int
-    free_bytes: int
-    free_whole_segments_bytes: int
-    free_unmappable_bytes: int
-    stranded_bytes: int
-    largest_free_bytes: int
-
-
 @dataclass(slots=True)
 class OomMeasures(StateMeasures):
     """The moment before a failed request."""
@@ -123,7 +106,7 @@ def measure(
         history: rows of the replay, for the stacks of pins.
         stacks: address -> stack of blocks older than the history.
     """
-    measures = StateMeasures(**_totals(allocator))
+    measures = _totals(allocator)
     measures.pins = _pins(allocator, history, stacks or {})
     return measures
 
@@ -156,8 +139,13 @@ def at_oom(
     before = Replayer(history, checked.config, stop=row).run()
     allocator = before.allocator
     pool = history.pool[row] if history.pool is not None else DEFAULT_POOL
+    totals = _totals(allocator)
     measures = OomMeasures(
-        **_totals(allocator), row=row, request_bytes=history.size[row], stream=history.stream[row], pool=pool
+        **{each.name: getattr(totals, each.name) for each in fields(totals)},
+        row=row,
+        request_bytes=history.size[row],
+        stream=history.stream[row],
+        pool=pool,
     )
     stacks = initial_stacks(history)
     measures.pins = _pins(allocator, history, stacks)
@@ -181,24 +169,24 @@ def initial_stacks(history: History) -> dict[int, int]:
     }
 
 
-def _totals(allocator: CachingAllocator) -> _Totals:
+def _totals(allocator: CachingAllocator) -> StateMeasures:
     free = list(allocator.free_blocks.values())
     free_bytes = sum(block.size for block in free)
     whole = sum(block.size for block in free if block.reservation is None and not block.is_split)
     unmappable = sum(unmappable_bytes(block) for block in free)
-    return {
-        "reserved_bytes": allocator.reserved_bytes,
-        "allocated_bytes": allocator.allocated_bytes,
-        "active_bytes": allocator.active_bytes,
-        "requested_bytes": allocator.requested_bytes,
-        "pending_free_bytes": allocator.active_bytes - allocator.allocated_bytes,
-        "rounding_bytes": allocator.active_bytes - allocator.requested_bytes,
-        "free_bytes": free_bytes,
-        "free_whole_segments_bytes": whole,
-        "free_unmappable_bytes": unmappable,
-        "stranded_bytes": free_bytes - whole - unmappable,
-        "largest_free_bytes": max((block.size for block in free), default=0),
-    }
+    return StateMeasures(
+        reserved_bytes=allocator.reserved_bytes,
+        allocated_bytes=allocator.allocated_bytes,
+        active_bytes=allocator.active_bytes,
+        requested_bytes=allocator.requested_bytes,
+        pending_free_bytes=allocator.active_bytes - allocator.allocated_bytes,
+        rounding_bytes=allocator.active_bytes - allocator.requested_bytes,
+        free_bytes=free_bytes,
+        free_whole_segments_bytes=whole,
+        free_unmappable_bytes=unmappable,
+        stranded_bytes=free_bytes - whole - unmappable,
+        largest_free_bytes=max((block.size for block in free), default=0),
+    )
 
 
 def unmappable_bytes(block: Block) -> int:

@@ -186,6 +186,11 @@ class Plan:
     """Sentences that say what is done, for the preview."""
 
 
+def no_band(facts: JobFacts) -> Band | None:
+    """For fixes whose effect no formula gives."""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """One entry of the catalogue."""
@@ -200,10 +205,10 @@ class Fix:
     """Step time with the fix over step time without it (FIXES: measured on small models, CPU)."""
     conflicts: frozenset[str] = frozenset()
     test: Callable[[JobFacts], Applicable]
-    band: Callable[[JobFacts], Band | None]
     make: Callable[[JobFacts], Plan]
     verify: str
     """How a rerun proves that nothing else changed."""
+    band: Callable[[JobFacts], Band | None] = no_band
     undo: str = "the next run without the plan"
     runs: bool = True
     """Whether a prediction needs a run of its own; an allocator setting is predicted by replay of the
@@ -239,9 +244,4 @@ def no_activations(facts: JobFacts) -> Band | None:
     """A band of nothing when the peak lies where no activation is alive, else None."""
     if facts.peak_phase == "optimizer":
         return Band(0, 0, "the peak is in the optimizer step, where no activation is alive")
-    return None
-
-
-def no_band(facts: JobFacts) -> Band | None:
-    """For fixes whose effect no formula gives."""
     return None

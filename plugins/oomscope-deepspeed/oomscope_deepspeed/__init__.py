@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from oomscope.core.fixes import Applicable, Fix, How, JobFacts, Plan, Risk
-from oomscope.core.fixes.model import Band, no, no_band, yes
+from oomscope.core.fixes.model import Band, no, yes
 
 OFFLOADS = ("optimizer", "param")
 
@@ -112,7 +112,6 @@ FIXES = (
         time_factor=1.1,
         conflicts=_OTHERS | {"deepspeed-stage3", "deepspeed-offload"},
         test=_several,
-        band=no_band,
         make=lambda facts: _plan("--stage 2", stage=2),
         verify="losses are equal",
         undo="pass the old configuration",
@@ -140,7 +139,6 @@ FIXES = (
         time_factor=2.5,
         conflicts=_OTHERS | {"deepspeed-stage2", "deepspeed-stage3"},
         test=_uses,
-        band=no_band,
         make=lambda facts: _plan("--stage 2 --offload optimizer", stage=2, offload=["optimizer"]),
         verify="losses are equal; host memory grows by 16 bytes a parameter",
         undo="pass the old configuration",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oomscope.core.fixes import Applicable, Fix, How, JobFacts, Plan, Risk
-from oomscope.core.fixes.model import no, no_band, yes
+from oomscope.core.fixes.model import no, yes
 
 #: Built-in fixes that do the same by other means.
 _CHECKPOINTING = frozenset({"ckpt", "ckpt-selective", "ckpt-half", "offload-activations", "knob-ckpt"})
@@ -59,7 +59,6 @@ FIXES = (
         time_factor=1.33,
         conflicts=_CHECKPOINTING,
         test=_checkpointing,
-        band=no_band,
         make=_arguments("gradient_checkpointing=True", gradient_checkpointing=True),
         verify="losses are equal",
     ),
@@ -72,7 +71,6 @@ FIXES = (
         time_factor=1.05,
         conflicts=frozenset({"knob-accumulate", "smaller-batch"}),
         test=_trainer,
-        band=no_band,
         make=_arguments("per_device_train_batch_size / 2, gradient_accumulation_steps × 2", divide_batch=2),
         verify="losses within 1e-5",
     ),
@@ -85,7 +83,6 @@ FIXES = (
         time_factor=0.6,
         conflicts=frozenset({"amp-bf16", "amp-fp16", "accelerate-bf16"}),
         test=_half_precision,
-        band=no_band,
         make=_arguments("bf16=True", bf16=True),
         verify="losses within 1 %",
     ),
@@ -97,7 +94,6 @@ FIXES = (
         how=(How.RUNTIME,),
         conflicts=frozenset({"optim-8bit", "optim-fused", "optim-in-bwd"}),
         test=_trainer,
-        band=no_band,
         make=_arguments('optim="adafactor"', optim="adafactor"),
         verify="ask: compare the loss over a longer run",
     ),
@@ -110,7 +106,6 @@ FIXES = (
         time_factor=0.6,
         conflicts=frozenset({"amp-bf16", "amp-fp16", "hf-bf16"}),
         test=_accelerate,
-        band=no_band,
         make=lambda facts: Plan(
             env={"ACCELERATE_MIXED_PRECISION": "bf16"}, steps=("ACCELERATE_MIXED_PRECISION=bf16",)
         ),

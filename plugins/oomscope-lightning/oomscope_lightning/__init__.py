@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oomscope.core.fixes import Applicable, Fix, How, JobFacts, Plan, Risk
-from oomscope.core.fixes.model import no, no_band, yes
+from oomscope.core.fixes.model import no, yes
 
 _NAMES = frozenset({"lightning", "pytorch_lightning"})
 
@@ -49,7 +49,6 @@ FIXES = (
         time_factor=0.6,
         conflicts=frozenset({"amp-bf16", "amp-fp16"}),
         test=_bf16,
-        band=no_band,
         make=_argument("precision", "bf16-mixed"),
         verify="losses within 1 %",
     ),
@@ -62,7 +61,6 @@ FIXES = (
         time_factor=1.2,
         conflicts=frozenset({"fsdp2", "zero1", "bucket-view", "microbatch-exact"}),
         test=_fsdp,
-        band=no_band,
         make=_argument("strategy", "fsdp"),
         verify="losses are equal; checkpoints are sharded",
     ),

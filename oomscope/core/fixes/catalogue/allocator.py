@@ -88,7 +88,6 @@ GC_THRESHOLD = Fix(
     time_factor=1.02,
     conflicts=frozenset({"expandable"}),
     test=_gc_threshold,
-    band=lambda facts: None,
     make=lambda facts: _settings("garbage_collection_threshold:0.8,per_process_memory_fraction:0.99"),
     verify="losses are equal",
     undo="unset the variable",
@@ -113,7 +112,6 @@ EMPTY_CACHE = Fix(
     risk=Risk.NONE,
     how=(),
     test=_empty_cache,
-    band=lambda facts: None,
     make=lambda facts: Plan(
         steps=(
             "call it between phases (before an evaluation, before another process needs the card), never in a loop",

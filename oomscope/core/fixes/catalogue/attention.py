@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomscope.core.fixes.model import Applicable, Fix, How, JobFacts, Plan, Risk, no, no_band, yes
+from oomscope.core.fixes.model import Applicable, Fix, How, JobFacts, Plan, Risk, no, yes
 
 #: The release whose `scaled_dot_product_attention` takes a scale.
 _FIRST_TORCH = (2, 1)
@@ -22,7 +22,6 @@ SDPA = Fix(
     how=(How.SOURCE,),
     time_factor=0.8,
     test=_written_out,
-    band=no_band,
     make=lambda facts: Plan(
         patch="sdpa",
         steps=(

@@ -84,7 +84,6 @@ EVAL_NO_GRAD = Fix(
     how=(How.RUNTIME, How.SOURCE),
     time_factor=0.98,
     test=_evaluation,
-    band=lambda facts: None,
     make=lambda facts: Plan(
         runtime={"eval-no-grad": {}},
         patch="eval-no-grad",

@@ -32,7 +32,6 @@ LEAK_DETACH = Fix(
     risk=Risk.EXACT,
     how=(How.SOURCE,),
     test=_detach,
-    band=lambda facts: None,
     make=lambda facts: Plan(patch="leak-detach", steps=("a kept loss is detached from its graph first",)),
     verify="the low of each step stays level; losses are equal",
     undo="git apply -R, or oomscope fix --undo",
@@ -54,7 +53,6 @@ KEPT_TENSORS = Fix(
     risk=Risk.EXACT,
     how=(),
     test=_logger,
-    band=lambda facts: None,
     make=lambda facts: Plan(
         steps=(
             "log loss.item(), not loss; `del` outputs before the next forward; keep no outputs in attributes",
@@ -79,7 +77,6 @@ PADDING = Fix(
     risk=Risk.SEMANTIC,
     how=(),
     test=_padding,
-    band=lambda facts: None,
     make=lambda facts: Plan(
         steps=(
             "sort or bucket samples by length and cap the longest; pad to multiples of 64, so that the allocator "
@@ -105,7 +102,6 @@ LOAD_CPU = Fix(
     risk=Risk.EXACT,
     how=(How.SOURCE,),
     test=_loaded,
-    band=lambda facts: None,
     make=lambda facts: Plan(
         patch="load-cpu",
         steps=('torch.load(…, map_location="cpu") where the result goes into load_state_dict()',),

@@ -106,7 +106,6 @@ DEEPSPEED = Fix(
     how=(How.LAUNCHER,),
     time_factor=1.3,
     test=_zero_config,
-    band=lambda facts: None,
     make=lambda facts: Plan(
         steps=(
             "install oomscope-deepspeed: it writes a configuration with the next ZeRO stage or with offload from yours",
