@@ -144,6 +144,7 @@ class Layouts:
         place: int,
     ) -> IntArray:
         """Decode the rows `which` from `positions` on, values `place` and later; returns those that match nothing."""
+        missed: list[IntArray] = []
         for layout in list(layouts.values()):
             if not len(which):
                 break
@@ -155,12 +156,11 @@ class Layouts:
             layout.hits += len(hit)
             if len(hit):
                 self._values(layout, words, rows, which, place)
-                self._ends(
-                    layout, data, rows, which[hit], positions[hit] + layout.size, place + len(layout.values)
-                )
-                missed = np.flatnonzero(differs)
-                which, positions = which[missed], positions[missed]
-        return which
+                ends = positions[hit] + layout.size
+                missed.append(self._ends(layout, data, rows, which[hit], ends, place + len(layout.values)))
+                others = np.flatnonzero(differs)
+                which, positions = which[others], positions[others]
+        return np.concatenate([which, *missed]) if missed else which
 
     @staticmethod
     def _values(layout: _Layout, words: IntArray, rows: Rows, which: IntArray, place: int) -> None:
@@ -175,19 +175,23 @@ class Layouts:
 
     def _ends(
         self, layout: _Layout, data: ByteArray, rows: Rows, which: IntArray, ends: IntArray, place: int
-    ) -> None:
-        """Note where rows of this layout end, or go on behind the list that follows as value `place`."""
+    ) -> IntArray:
+        """Note where rows of this layout end, or go on behind the list that follows as value `place`.
+
+        Returns:
+            The rows that match nothing there.
+        """
         if layout.is_last:
             rows.shape[which] = layout.shape
             rows.ends[which] = ends if layout.shape >= 0 else 0
-            return
+            return which[:0]
         rows.column(place)[which] = ends
         if place not in rows.list_ends:
             rows.list_ends[place] = np.zeros(len(rows.ends), np.int64)
         ends = list_ends(data, ends, len(data) - PADDING)
         rows.list_ends[place][which] = ends
         whole = np.flatnonzero(ends)
-        self._match(layout.following, data, rows, which[whole], ends[whole], place + 1)
+        return self._match(layout.following, data, rows, which[whole], ends[whole], place + 1)
 
     def _learn(self, text: bytes, start: int) -> None:
         """Add the layouts of the row at `start`, if it is one."""

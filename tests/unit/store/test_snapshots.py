@@ -330,6 +330,18 @@ def test_scanning_rows_that_hold_their_stacks_themselves(seed: int) -> None:
         assert stacks == [other.stacks[stack] for stack in b.blocks.stack.tolist()]
 
 
+def test_scanning_learns_what_follows_a_list_later_on() -> None:
+    raw = training(steps=40)
+    for number, row in enumerate(raw["device_traces"][0]):
+        row["frames"] = list(row["frames"])
+        if number >= 100:
+            row["pool_id"] = (0, number)
+    data = pickle.dumps(raw, protocol=4)
+    found = scan(memoryview(data), reference_of, forgetting(data))
+    assert sum(len(run.values[0]) for run in found.runs) > len(raw["device_traces"][0]) - 50
+    same(scanned(data), parse_snapshot(unpickle(data)))
+
+
 _WIDTHS = st.sampled_from([0, 1, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 62) + 5])
 _STACKS = [[{"name": f"f{n}", "filename": "a.py", "line": n} for n in range(depth)] for depth in (0, 1, 2, 9)]
 _ODD = st.one_of(
