@@ -64,10 +64,14 @@ def explain(
     except ValueError as error:
         raise UsageError(f"--answer: {error}") from error
     findings = diagnosis.to_json()
+    nothing = ""
+    if reading is not None and not evidence.failed and not diagnosis.verdicts:
+        nothing = report.nothing_found(reading.other_tracebacks, reading.lines)
+        findings["notes"].append(nothing)
     if as_json:
         click.echo(json.dumps(findings, indent=1))
-    elif reading is not None and not evidence.failed and not diagnosis.verdicts:
-        click.echo(report.nothing_found(reading.other_tracebacks, reading.lines))
+    elif nothing:
+        click.echo(nothing)
     elif as_markdown:
         click.echo(report.markdown(findings), nl=False)
     else:

@@ -126,9 +126,9 @@ def _where_in_log(findings: Mapping[str, Any], events: Sequence[Mapping[str, Any
         if first is not None and len(ranks) > 1:
             text_ += f"; rank {first} failed first ({findings.get('first_rank_reason')})"
         lines += _wrap(text_, "  ")
-    at = next((m["line"] for m in events if m["line"] is not None), None)
+    at = findings["subject"].get("line")
     if at is not None and at > 1:
-        lines.append(f"  first at line {at}")
+        lines.append(f"  at line {at}")
     return lines
 
 

@@ -70,7 +70,7 @@ def test_a_log_file(capsys, tmp_path):
     path.write_text("step 1\n" * 50 + f"[rank3]: {TEXT}\n[rank0]: {TEXT.replace('20.00', '22.00')}\n")
     _, out, _ = run(capsys, str(path))
     assert "rank 3 failed first" in out
-    assert "first at line 51" in out
+    assert "at line 51" in out
 
 
 def test_a_snapshot(capsys, tmp_path):
@@ -98,7 +98,8 @@ def test_a_log_without_any_such_event(capsys, tmp_path):
 
 
 def test_empty_input(capsys):
-    assert run(capsys, "--text", "")[1] == "no out-of-memory event found; no traceback in 0 lines\n"
+    assert run(capsys, "--text", "")[0] == 2  # as for every command: a shell's variable is not set
+    assert run(capsys, "--text", " ")[1] == "no out-of-memory event found; no traceback in 1 line\n"
     done = piped(b"")
     assert (done.returncode, done.stdout) == (0, b"no out-of-memory event found; no traceback in 0 lines\n")
 
@@ -243,3 +244,36 @@ def test_an_answer_that_makes_no_sense_is_refused(capsys, answer):
     code, _, err = run(capsys, "--text", TEXT, "--answer", answer)
     assert code == 2
     assert answer.partition("=")[0] in err
+
+
+def test_a_cut_message_asks_for_its_rest_first(capsys):
+    _, out, _ = run(
+        capsys,
+        "--text",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capa",
+        "--json",
+    )
+    assert json.loads(out)["verdicts"][0]["missing"][0]["capture"] == "the complete line of the error"
+
+
+def test_json_of_a_log_without_such_an_event_says_so(capsys, tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("Traceback (most recent call last):\nKeyError: 1\n")
+    code, out, _ = run(capsys, str(path), "--json", "--exit-code")
+    found = json.loads(out)
+    assert code == 0
+    assert found["verdicts"] == []
+    assert found["notes"] == ["no out-of-memory event found; 1 traceback of other kinds in 2 lines"]
+
+
+def test_of_two_jobs_the_line_is_that_of_the_judged_one(capsys, tmp_path):
+    start = "*****************************************\nSetting OMP_NUM_THREADS environment variable\n"
+    killed = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
+    path = tmp_path / "two.log"
+    path.write_text(f"{start}step 1\n{TEXT}\n{start}step 1\n{killed}")
+    _, out, _ = run(capsys, str(path))
+    assert "at line 8" in out
+    assert "Host memory ran out" in out
+    assert "would help: memory of the machine" in out
+    _, out, _ = run(capsys, str(path), "--job", "1")
+    assert "at line 4" in out

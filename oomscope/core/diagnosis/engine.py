@@ -14,12 +14,14 @@ from oomscope.core.diagnosis.model import LIKELY, Answer, Diagnosis, Finding, Ru
 from oomscope.core.diagnosis.rules import BUILT_IN
 from oomscope.core.diagnosis.rules.tools import (
     HOLDER,
+    HOST,
     NATIVE,
     NUMBERS,
     RUN,
     facts,
     group_fact,
     host_growth,
+    is_host_only,
     shortfall_fact,
     trend_fact,
 )
@@ -99,6 +101,12 @@ def _complains(evidence: Evidence) -> bool:
     return grows or any(signal.name.startswith(("says:", "phase:")) for signal in said)
 
 
+def _is_cut(e: Evidence) -> bool:
+    """An allocator's message that ends before its numbers do: the rest of the line is the cheapest capture of all."""
+    m = e.message
+    return e.oom is None and m is not None and m.tried_bytes is not None and m.allocated_bytes is None
+
+
 def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict], given: bool) -> Verdict:
     """The honest verdict: what is known, and the cheapest capture that would decide."""
     gaps: dict[Missing, int] = {}
@@ -118,6 +126,8 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
     grows = host_growth(evidence) if not evidence.failed else None
     if grows is not None:
         ranked = [HOLDER, NATIVE]
+    elif _is_cut(evidence):
+        ranked = list(dict.fromkeys((NUMBERS, *ranked)))[:3]
     known += facts(
         evidence.host_kill,
         grows,
@@ -133,7 +143,8 @@ def _unknown(evidence: Evidence, answers: dict[Rule, Answer], weak: list[Verdict
         )
     if given:
         explanation = "With your answers nothing that was recorded singles out a cause."
-    if evidence.host_kill is not None:
+    if evidence.host_kill is not None or is_host_only(evidence):
+        ranked = list(dict.fromkeys((HOST, *ranked)))[:3]
         explanation = "Host memory ran out, not the device's. What filled it is not known."
     explanation += f" Possible: {names}." if names else ""
     return Verdict(UNKNOWN, Finding(0.0, explanation, tuple(known), tuple(ranked)), ())

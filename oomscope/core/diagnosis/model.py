@@ -150,6 +150,7 @@ class Diagnosis:
             "allocated_bytes": known.allocated,
             "reserved_bytes": oom.reserved_bytes if oom else (known.message and known.message.reserved_bytes),
             "script": known.script,
+            "line": known.message.line if known.message is not None else None,
             "simulated": bool(oom and oom.simulated),
         }
         return {
