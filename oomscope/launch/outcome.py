@@ -139,15 +139,23 @@ def first_failing(states: Iterable[RankState], codes: Mapping[int, int] | None =
     causes = [state for state in states if _failure_time(state) is not None and not is_victim(state)]
     if causes:
         return min(causes, key=lambda state: (_failure_time(state) or 0, state.rank or 0))
-    vanished = [state for state in states if state.state == "lost"]
+    victims = [state for state in states if _failure_time(state) is not None]
+    vanished = [state for state in states if state.state == "lost" or _was_ended_first(state, victims)]
     if codes:
         vanished = [
             state for state in vanished if codes.get(state.rank or 0) not in (0, -signals.SIGTERM)
         ] or vanished
     if vanished:
         return min(vanished, key=lambda state: (state.last_t + state.clock_offset_ns, state.rank or 0))
-    victims = [state for state in states if _failure_time(state) is not None]
     return min(victims, key=lambda state: (_failure_time(state) or 0, state.rank or 0), default=None)
+
+
+def _was_ended_first(state: RankState, victims: Iterable[RankState]) -> bool:
+    """Whether somebody told this rank to end before any other one failed; a launcher tells the others afterwards."""
+    times = [time for each in victims if (time := _failure_time(each)) is not None]
+    if state.state != "stopped" or state.term_ns is None or not times:
+        return False
+    return state.term_ns + state.clock_offset_ns < min(times)
 
 
 def exit_codes(attempt_dir: Path) -> dict[int, int]:

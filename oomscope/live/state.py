@@ -82,6 +82,8 @@ class RankState:
     hello: dict[str, Any] | None = None
     term: str | None = None
     """The signal by which it was told to end: SIGTERM or SIGINT."""
+    term_ns: int | None = None
+    """When, UTC."""
     said_bye: bool = False
 
     def take(self, record: Record) -> None:
@@ -224,6 +226,7 @@ class RankState:
 
     def _term(self, record: Record) -> None:
         self.term = _text(record.get("signal")) or "SIGTERM"
+        self.term_ns = _int(record.get("t"))
 
 
 def clock_offsets(records: Iterable[Record]) -> dict[int | None, int]:

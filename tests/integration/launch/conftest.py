@@ -62,7 +62,7 @@ def environment():
 def launch(tmp_path, environment):
     """launch(script text, *args, options=[torchrun options], **fields of JobSpec and run_job) -> Run."""
 
-    def start(script, *args, options=(), env=None, control=None, timeout_s=60.0, on_poll=None, **fields):
+    def start(script, *args, options=(), env=None, control=None, timeout_s=240.0, on_poll=None, **fields):
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(script))
         session = Session.create(tmp_path / "home", name="train.py", environ=environment)

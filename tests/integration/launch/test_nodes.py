@@ -108,7 +108,7 @@ def two_nodes(tmp_path, environment, free_port, skewed):
         wait_until(lambda: journal(nodes[0]), nodes)
         marker.touch()
         for node in nodes:
-            node.process.wait(120)
+            node.process.wait(240)
         return nodes
 
     yield run
@@ -124,7 +124,7 @@ def journal(node):
     return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
 
 
-def wait_until(condition, nodes, seconds=120):
+def wait_until(condition, nodes, seconds=240):
     import time
 
     until = time.monotonic() + seconds
@@ -178,7 +178,7 @@ def test_without_an_error_both_nodes_end_well(tmp_path, environment, free_port):
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", "two"]
         command += [str(script), str(tmp_path / "never"), "9"]
         nodes.append(Node(number, tmp_path, command, environment))
-    assert [node.process.wait(120) for node in nodes] == [0, 0]
+    assert [node.process.wait(240) for node in nodes] == [0, 0]
     # Which launch becomes node 0 is the rendezvous' choice.
     ranks = sorted(len(node.result()["ranks"]) for node in nodes)
     assert ranks == [1, 2]

@@ -199,6 +199,30 @@ def test_a_rank_that_vanished_is_the_cause_of_lost_connections():
     assert first_failing([*victims, gone, told_to_go], {1: -9, 3: -15}).rank == 1
 
 
+def ended(rank, t):
+    state = state_of({**HELLO, "identity": {"rank": rank}}, {"t": t, "k": "term", "signal": "SIGTERM"})
+    state.refresh(alive=False)
+    assert state.state == "stopped"
+    return state
+
+
+def test_a_rank_that_somebody_ended_is_the_cause_of_what_followed():
+    """A person or a scheduler ended rank 1; rank 0 lost it; the launcher then ended rank 2."""
+    victim = failed(0, 50, "Connection reset by peer")
+    assert first_failing([victim, ended(1, 40), ended(2, 60)]).rank == 1
+    assert first_failing([victim, ended(2, 60)]).rank == 0
+
+
+def test_times_of_other_nodes_are_set_right_before_they_are_compared():
+    here, there = (
+        failed(0, 50, "CUDA out of memory.", is_oom=True),
+        failed(4, 20, "out of memory", is_oom=True),
+    )
+    assert first_failing([here, there]).rank == 4
+    there.clock_offset_ns = 40
+    assert first_failing([here, there]).rank == 0
+
+
 def test_nobody_failed():
     state = state_of(HELLO, {"k": "bye", "steps": 1})
     state.refresh(time.time_ns(), alive=False)
