@@ -69,12 +69,12 @@ def find_option(name: str, command: Sequence[str], script: Path | None) -> Optio
     Raises:
         UsageError: the script has no such option, or its value is not a number.
     """
-    bare = name.lstrip("-")
+    bare = name.lstrip("-").rstrip("=")
     spellings = ["--" + bare.replace("_", "-"), "--" + bare.replace("-", "_")]
     words = list(command)
     for position, word in enumerate(words):
         flag, equals, value = word.partition("=")
-        if flag not in spellings:
+        if flag not in spellings and not _is_key(flag, bare, alone=not equals):
             continue
         if equals:
             return Option(flag, True, _number(flag, value), tuple(words[:position] + words[position + 1 :]))
@@ -88,12 +88,31 @@ def find_option(name: str, command: Sequence[str], script: Path | None) -> Optio
     assigned = re.search(rf"^{re.escape(bare.replace('-', '_'))}\s*=\s*(\d+)", text, re.M)
     if assigned:  # scripts whose settings are global variables, overridden by --name=value
         return Option("--" + bare.replace("-", "_"), True, int(assigned.group(1)), tuple(words))
+    if re.search(_HIDDEN_OPTIONS, text):  # the options are fields of classes elsewhere
+        return Option("--" + bare.replace("-", "_"), False, None, tuple(words))
+    if name.startswith("--") or name.endswith("="):  # spelled out: whether it is one shows in the peaks
+        return Option(name.rstrip("="), name.endswith("="), None, tuple(words))
     known = sorted(set(re.findall(r"[\"'](--[A-Za-z][\w-]*)[\"']", text)))
     near = difflib.get_close_matches(spellings[0], known, n=1, cutoff=0.4)
     raise UsageError(
         f"--max {name}: {script.name if script else 'the command'} has no option {spellings[0]}",
-        hint=f"did you mean {near[0]}?" if near else "name one of the script's own options",
+        hint=f"did you mean {near[0]}?"
+        if near
+        else f"write it as the script takes it: --max --{bare}, or --max {bare}= for {bare}=8",
     )
+
+
+#: Parsers that make options of the fields of dataclasses, such as TrainingArguments.
+_HIDDEN_OPTIONS = r"\b(HfArgumentParser|TrlParser)\b"
+
+
+def _is_key(word: str, name: str, *, alone: bool) -> bool:
+    """Whether `word` is the key of a setting "group.name" of that name, as hydra and option groups write it."""
+    if not word.startswith("--") and (alone or word.startswith("-")):
+        return False
+    key = word.lstrip("-+").replace("-", "_")
+    wanted = name.replace("-", "_")
+    return key == wanted or key.endswith("." + wanted)
 
 
 def _number(flag: str, value: str) -> int:
@@ -166,6 +185,7 @@ def largest(
         value = min(value, top)
     while value is not None and len(points) < MAX_PROBES:
         points[value] = probe(value)
+        _must_matter(points)
         if points[value].fits:
             low = value
         else:
@@ -173,6 +193,20 @@ def largest(
         at_an_end = value == (top if points[value].fits else bottom)
         value = None if at_an_end else _next(points, low, high, bottom, top, multiple, limit)
     return low, [points[each] for each in sorted(points)]
+
+
+def _must_matter(points: dict[int, Point]) -> None:
+    """Give up on an option that changes nothing.
+
+    Raises:
+        UsageError: sixteen times the value needs the same memory to the byte.
+    """
+    first, last = min(points), max(points)
+    if last >= 16 * first and len({(each.peak_allocated_bytes, each.fits) for each in points.values()}) == 1:
+        raise UsageError(
+            f"the option given to --max changes nothing: the peak is the same with {first} and with {last}",
+            hint="name the option by which the script takes its batch size or length, as it spells it",
+        )
 
 
 def _next(

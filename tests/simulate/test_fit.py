@@ -105,6 +105,34 @@ def test_scripts_configured_by_globals(tmp_path: Path) -> None:
     assert option.current == 1024
 
 
+@pytest.mark.parametrize(
+    ("asked", "given_words", "expected"),
+    [
+        ("batch_size", ["lr=1", "train.batch_size=4"], ["lr=1", "train.batch_size=9"]),
+        ("batch_size", ["+batch_size=4"], ["+batch_size=9"]),
+        ("batch-size", ["--training.batch_size", "4", "--x"], ["--x", "--training.batch_size", "9"]),
+        ("training.batch_size", ["--training.batch_size=4"], ["--training.batch_size=9"]),
+        ("--model.batch", [], ["--model.batch", "9"]),
+        ("data.batch=", ["lr=1"], ["lr=1", "data.batch=9"]),
+    ],
+)
+def test_settings_in_groups(tmp_path: Path, asked: str, given_words: list[str], expected: list[str]) -> None:
+    option = find_option(asked, ["python", "train.py", *given_words], script(tmp_path, "main()\n"))
+    assert list(option.with_value(9)) == ["python", "train.py", *expected]
+
+
+def test_options_that_are_fields_of_training_arguments(tmp_path: Path) -> None:
+    path = script(tmp_path, "parser = HfArgumentParser(TrainingArguments)\n")
+    option = find_option("per_device_train_batch_size", ["python", "train.py"], path)
+    assert option.with_value(3)[-2:] == ("--per_device_train_batch_size", "3")
+
+
+def test_an_option_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="the peak is the same with 4 and with 64"):
+        largest(linear(100, 0, 1000), 4, limit=1000)
+    assert largest(linear(100, 0, 1000), 4, limit=1000, highest=8)[0] == 8
+
+
 def test_unknown_option_names_the_nearest(tmp_path: Path) -> None:
     path = script(tmp_path, 'parser.add_argument("--batch-size")\n')
     with pytest.raises(UsageError) as caught:
