@@ -129,6 +129,20 @@ def test_the_rank_that_failed_first_is_judged(attempt):
     assert len(e.ranks) == 2
 
 
+def test_clocks_of_other_nodes_are_set_right_before_times_are_compared(attempt):
+    """Rank 4's node is 30 s behind: by its own clock it failed first."""
+    there = {"rank": 4, "local_rank": 0, "world_size": 8, "node_rank": 1}
+    attempt.write(hello(), {**RANK, "rank": 0}, {**oom(5), "t": T0 + 10**9}, RAISED, rank=0)
+    late = {**oom(2), "t": T0 + 2 * 10**9 - 30 * 10**9}
+    attempt.write(
+        hello(identity=there, host="b"), {**RANK, "rank": 4}, late, {**RAISED, "t": late["t"]}, rank=4
+    )
+    assert collect(attempt.path).first_rank == 4
+    journal = {"k": "node", "node": 1, "host": "b", "offset_ns": 30 * 10**9, "error_ns": 10**5}
+    (attempt.path / "nodes.jsonl").write_text(json.dumps(journal) + "\n")
+    assert collect(attempt.path).first_rank == 0
+
+
 def test_helpers_are_no_ranks(attempt):
     attempt.write(hello(), RANK, step(0), rank=0)
     attempt.write(hello(), rank=None)

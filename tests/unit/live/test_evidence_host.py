@@ -22,6 +22,16 @@ def test_nothing_recorded_nothing_said():
     assert host_fact([], {}, {"exit_code": 0}) is None
 
 
+def test_only_the_host_of_the_judged_rank_counts(tmp_path):
+    """Pids of several nodes say nothing about each other."""
+    (tmp_path / "host").mkdir()
+    for name, t in (("a", 1), ("b-node1", 2), ("a-node2", 3)):
+        (tmp_path / "host" / f"{name}.jsonl").write_text(json.dumps(host(t)) + "\n")
+    assert [record["t"] for record in read_host(tmp_path)] == [1, 2, 3]
+    assert [record["t"] for record in read_host(tmp_path, "b.cluster")] == [2]
+    assert [record["t"] for record in read_host(tmp_path, "elsewhere")] == [1, 2, 3]
+
+
 def test_exit_codes_of_the_job_and_of_its_processes():
     fact = host_fact(
         [{"k": "process_end", "pid": 7, "status": -9}], {7: 3}, {"signal": 9, "first_failing_rank": 3}
