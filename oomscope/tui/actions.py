@@ -133,6 +133,7 @@ _SCREENS = (
     Action("sessions.filter", "slash", "filter", "Filter", "Show only sessions with this text.", SESSIONS, 5),
     Action("sessions.back", "escape", "back", "Back", "Back to Live.", SESSIONS),
     Action("log.follow", "f", "follow", "Follow", "Follow the newest line, or stand still.", LOG, 6),
+    Action("log.wrap", "w", "wrap", "Wrap", "Break long lines, or cut them at the edge.", LOG, 3),
     Action("log.source", "tab", "source", "Other stream", "The next stream: output, errors, launcher, supervisor.", LOG, 5),
     Action("log.search", "slash", "search", "Search", "Find text in the log.", LOG, 4),
     Action("log.next", "n", "search_next(1)", "Next match", "Next line with the text.", LOG),

@@ -89,7 +89,7 @@ class FixRow:
         if self.is_advice:
             return f"advice: {self.title}"
         if self.predicted is None:
-            return f"not predicted: {self.unpredicted or self.title}"
+            return self.unpredicted or f"not predicted: {self.title}"
         return ""
 
 

@@ -595,6 +595,36 @@ async def test_log_shows_the_output_without_escape_sequences(
         assert mode(pilot.app) == "live"
 
 
+async def test_long_lines_of_the_log_are_broken_or_cut(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    session = sessions.waiting(home)
+    log = session.path / "attempts/001/logs/rank0/stderr.log"
+    log.write_text("RuntimeError: " + "訓練 weight of a layer, " * 20 + "the end\n" + "short\n" * 3)
+    async with opened(session) as pilot:
+        await pilot.press("ctrl+l")
+        await pilot.pause()
+        assert "the end" in text_of(pilot.app)
+        await pilot.press("slash", *"short", "enter", "n")
+        await pilot.pause()
+        await pilot.press("w")
+        await pilot.pause()
+        assert "the end" not in text_of(pilot.app)
+        assert "…" in text_of(pilot.app)
+
+
+async def test_ended_session_does_not_offer_to_apply(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    async with opened(sessions.finished(home), start="fixes") as pilot:
+        await pilot.press("space")
+        await pilot.pause()
+        lines = text_of(pilot.app).splitlines()
+        assert "the session has ended: Y copies the command" in lines[1]
+        assert "[A]" not in lines[1]
+        assert "A Apply" not in lines[-1]
+
+
 async def test_copy_gives_the_answer_as_text(
     home: Path, opened: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

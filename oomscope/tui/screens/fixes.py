@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -39,7 +40,7 @@ class FixesScreen(BaseScreen):
     $line; } FixesScreen #lower { height: 1fr; } FixesScreen #detail-pane, FixesScreen #preview-pane { width:
     1fr; height: 1fr; border-top: solid $line; padding: 0 1; } FixesScreen #preview-pane { display: none; }
     FixesScreen.-wide #preview-pane, FixesScreen.-preview #preview-pane { display: block; }
-    FixesScreen.-narrow.-preview #detail-pane { display: none; }
+    FixesScreen.-preview #detail-pane { display: none; }
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,19 @@ class FixesScreen(BaseScreen):
         found = frame.fixes
         if found is None or not found.rows:
             return frame.alert
+        said = self._judged(found)
+        if said.key == "A" and not frame.is_active:
+            return replace(
+                said, text=f"{said.text}; the session has ended: Y copies the command", key="", answer=""
+            )
+        return said
+
+    def offers(self, action_id: str) -> bool:
+        """To apply only where a supervisor waits or runs."""
+        return action_id != "fixes.apply" or (self.host.frame is not None and self.host.frame.is_active)
+
+    def _judged(self, found: view.Fixes) -> Alert:
+        """What the ticked fixes would come to."""
         chosen = self.query_one(FixList).chosen
         if not chosen:
             if found.recommended:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from rich.cells import chop_cells
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -24,12 +25,17 @@ _ALARMS = ("Error", "error:", "ERROR", "Traceback", "out of memory")
 
 
 class LogLines(LineList):
-    """The last lines of one log."""
+    """The last lines of one log; a long one takes several rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: list[str] = []
         self.words = ""
+        self.wraps = True
+        self._rows_of: dict[tuple[str, int], list[str]] = {}
+        """Line and width to its parts: when a line is added the others are not broken again."""
+        self._starts: list[int] = []
+        """The first row of each line."""
 
     def show(self, lines: list[str]) -> None:
         if lines != self._lines:
@@ -39,7 +45,19 @@ class LogLines(LineList):
     def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
         if not self._lines:
             return [], [Row([("this stream is empty so far", "dim")])]
-        return [], [Row([(clip(line, width), self._style(line))]) for line in self._lines]
+        before, self._rows_of = self._rows_of, {}
+        rows: list[Row] = []
+        self._starts = []
+        for line in self._lines:
+            self._starts.append(len(rows))
+            parts = before.get((line, width)) if self.wraps else [clip(line, width)]
+            if parts is None:
+                parts = chop_cells(line, width) or [""]
+            if self.wraps:
+                self._rows_of[line, width] = parts
+            style = self._style(line)
+            rows += [Row([(part, style)]) for part in parts]
+        return [], rows
 
     def _style(self, line: str) -> str:
         if self.words and self.words.lower() in line.lower():
@@ -49,8 +67,14 @@ class LogLines(LineList):
     def find(self, direction: int) -> bool:
         """Scroll to the next line with the searched text, in `direction`; False when there is none."""
         here = int(self.scroll_offset.y)
-        hits = [i for i, line in enumerate(self._lines) if self.words.lower() in line.lower()]
-        hits = [i for i in hits if i > here] if direction > 0 else [i for i in reversed(hits) if i < here]
+        hits = [
+            row
+            for row, line in zip(self._starts, self._lines, strict=False)
+            if self.words.lower() in line.lower()
+        ]
+        hits = (
+            [row for row in hits if row > here] if direction > 0 else [r for r in reversed(hits) if r < here]
+        )
         if hits:
             self.scroll_to(y=hits[0], animate=False)
         return bool(hits)
@@ -105,7 +129,7 @@ class LogScreen(ModalScreen[None]):
         stream = streams[self._at % len(streams)]
         box.border_title = f"{stream.name}  ({self._at % len(streams) + 1} of {len(streams)})"
         follow = "following" if self._following else "standing still"
-        box.border_subtitle = f"{follow} · tab other stream · f follow · / find · esc close"
+        box.border_subtitle = f"{follow} · tab other stream · f follow · w wrap · / find · esc close"
         try:
             stamp = (stream.path, stream.path.stat().st_size)
             if stamp == self._seen:
@@ -123,6 +147,13 @@ class LogScreen(ModalScreen[None]):
         self._at += 1
         self._seen = None
         self.reload()
+
+    def action_wrap(self) -> None:
+        lines = self.query_one(LogLines)
+        lines.wraps = not lines.wraps
+        lines.invalidate()
+        if self._following:
+            lines.call_after_refresh(lines.scroll_end, animate=False)
 
     def action_follow(self) -> None:
         self._following = not self._following

@@ -9,7 +9,6 @@ from oomscope.tui.widgets.spans import Row, Span, fit, fit_left
 from oomscope.views import wording
 from oomscope.views.composition import Composition, Part
 
-
 #: Smaller shares of the peak are not worth a line.
 _LEAST = 0.0005
 

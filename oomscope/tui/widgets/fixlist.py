@@ -250,7 +250,7 @@ class FixDetail(LineList):
             ("note", row.note()),
             ("acts on", row.why),
             ("risk", _RISKS.get(row.risk, row.risk)),
-            ("how", ", ".join(row.how)),
+            ("how", ", ".join(_HOWS.get(how, how) for how in row.how)),
         ]
         if row.predicted is not None:
             found = row.predicted
@@ -268,6 +268,13 @@ class FixDetail(LineList):
         return [], lines
 
 
+_HOWS = {
+    "env": "environment variable",
+    "runtime": "inside the process, the script unchanged",
+    "source": "change of the source",
+    "argv": "option of the script",
+    "launcher": "option of the launcher",
+}
 _RISKS = {
     "none": "none: the same computation",
     "exact": "exact: the same numbers, computed another way",
