@@ -108,7 +108,7 @@ DEEPSPEED = Fix(
     test=_zero_config,
     make=lambda facts: Plan(
         steps=(
-            "install oomscope-deepspeed: it writes a configuration with the next ZeRO stage or with offload from yours",
+            "install oomscope-deepspeed: it predicts and tries a higher ZeRO stage, and offload of the optimizer",
         )
     ),
     verify="losses are equal",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomscope.core.allocator.model import AllocatorConfig
-from oomscope.core.fixes.requests import predict_range, read_requests, replay
+from oomscope.core.fixes.requests import EMPTY_CACHE, predict_range, read_requests, replay
 
 MIB = 1 << 20
 
@@ -44,6 +44,23 @@ def test_a_limit_makes_the_allocator_give_back_before_it_fails():
     limited = predict_range(varying(), AllocatorConfig(), capacity_bytes=need.peak_reserved_bytes // 2)
     assert limited.fits is True
     assert limited.high_bytes <= need.peak_reserved_bytes // 2
+
+
+def test_collecting_old_blocks_early_keeps_below_the_card():
+    """`gc-threshold` as it is predicted; what a real driver does, only a GPU can show."""
+    capacity = int(0.7 * replay(varying(), AllocatorConfig()).peak_reserved_bytes)
+    settings = "garbage_collection_threshold:0.8,per_process_memory_fraction:0.99"
+    plain = predict_range(varying(), AllocatorConfig(), capacity_bytes=capacity)
+    collected = predict_range(varying(), AllocatorConfig.parse(settings), capacity_bytes=capacity)
+    assert collected.fits is True
+    assert collected.high_bytes < plain.high_bytes
+
+
+def test_an_emptied_cache_is_empty():
+    rows = [(1, 50 * MIB, 0), (1, 0, 0), (0, EMPTY_CACHE, 0), (2, 60 * MIB, 0)]
+    assert replay(events(*rows), AllocatorConfig()).peak_reserved_bytes == 60 * MIB
+    rows.remove((0, EMPTY_CACHE, 0))
+    assert replay(events(*rows), AllocatorConfig()).peak_reserved_bytes == 110 * MIB
 
 
 def test_what_does_not_fit_is_shown_with_what_it_needs():
