@@ -209,7 +209,7 @@ def cost(python: str, word: str) -> Iterator[dict[str, Any]]:
         if word.lower() not in name.lower():
             continue
         options = ("--world-size", str(world_size)) if world_size > 1 else ()
-        found = simulate(python, SCRIPTS / script, arguments, "b200-180g", *options)
+        found = simulate(python, SCRIPTS / script, arguments, "b200-180g,usable=400GiB", *options)
         if found:
             times = {key: found[key] for key in ("seconds", "cpu_seconds", "max_rss_bytes")}
             yield {"name": name, "ops": found["simulated"]["ops"], **times}
