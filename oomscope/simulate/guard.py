@@ -51,6 +51,14 @@ def install(devices: int) -> None:
         ) from problem
 
 
+def hide_real_devices() -> None:
+    """Let CUDA's own libraries find no card in this process, whatever calls them.
+
+    Only the C library's environment is changed: what the script reads in `os.environ` stays as it was.
+    """
+    ctypes.CDLL(None).setenv(b"CUDA_VISIBLE_DEVICES", b"", 1)
+
+
 def make_current(index: int) -> None:
     """Tell torch's C++ core the current device of the calling thread; `.cuda()` goes there."""
     if _set_device is not None:

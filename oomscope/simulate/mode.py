@@ -22,7 +22,17 @@ from . import accumulate
 from .device import Device
 from .fallback import run_on_host
 from .infer import Inference
-from .ops import attention, native, networks, normalisation, recurrent, shapes, transfers, workspaces  # noqa: F401  # they register kernels
+from .ops import (  # noqa: F401  # they register kernels
+    attention,
+    native,
+    networks,
+    normalisation,
+    recurrent,
+    shapes,
+    transfers,
+    vision,
+    workspaces,
+)
 from .ops.registry import Info
 from .tracker import Tracker
 from .values import Values

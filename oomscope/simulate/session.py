@@ -170,6 +170,7 @@ def start(config: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> Ses
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or min(world_size, 8))
     local = max(local, card.count, given[1] if given else 1)
     compiler.keep_out()
+    guard.hide_real_devices()
     guard.install(local)
     session = Session(card, world_size, rank, local, emit)
     if isinstance(config.get("device"), dict) and config["device"].get("capacity_bytes"):

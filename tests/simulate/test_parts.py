@@ -249,3 +249,16 @@ assert other == [0]  # a new thread begins with the first device
 """
     run = simulate_text(text, card="24GiB,count=4")
     assert run.exit_code == 0, run.stderr
+
+
+def test_real_cards_are_hidden_and_the_script_does_not_see_it(simulate_text: Any) -> None:
+    text = """
+import ctypes, os
+import torch
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+assert getenv(b"CUDA_VISIBLE_DEVICES") == b""
+print("seen=" + os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+    run = simulate_text(text, env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert run.value("seen") == 1

@@ -107,4 +107,15 @@ def check_ctc_keeps_every_prefix():
     assert kept >= 4 * 50 * (2 * 10 + 1) * 4  # alpha: [batch, time, 2 * longest target + 1]
 
 
+def check_boxes_that_overlap():
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.impl("nms", lambda boxes, scores, threshold: torch.tensor([1]), "CPU")
+        check_boxes_that_overlap.library = library
+    boxes = torch.tensor([[0.0, 0.0, 9.0, 9.0], [0.0, 0.0, 10.0, 10.0]]).cuda()
+    assert torch.ops.torchvision.nms(boxes, torch.tensor([0.1, 0.9]).cuda(), 0.5).tolist() == [1]
+    assert torch.ops.torchvision.nms(cuda(7, 4), cuda(7), 0.5).tolist() == list(range(7))
+
+
 run_all(globals())
