@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 
 def main() -> None:
-    """Run the test and print its result."""
-    version, reason = None, None
+    """Run the test and print its result; whatever goes wrong comes out as a sentence."""
+    sys.excepthook = _unexpected
     try:
         import torch
-
-        version = str(torch.__version__)
-        reason = _try()
     except ImportError as problem:
-        reason = f"the interpreter {sys.executable} cannot import torch: {problem}"
-    except Exception as problem:  # noqa: BLE001  # whatever it is, it must come out as a sentence
-        first_line = (str(problem).splitlines() or [""])[0]
-        reason = f"the simulated device does not work here: {type(problem).__name__}: {first_line}"
+        _tell(f"the interpreter {sys.executable} cannot import torch: {problem}", None)
+    else:
+        _tell(_try(), str(torch.__version__))
+
+
+def _unexpected(kind: type[BaseException], problem: BaseException, _traceback: Any) -> None:
+    first_line = (str(problem).splitlines() or [""])[0]
+    version = getattr(sys.modules.get("torch"), "__version__", None)
+    _tell(f"the simulated device does not work here: {kind.__name__}: {first_line}", version and str(version))
+
+
+def _tell(reason: str | None, version: str | None) -> None:
     sys.stdout.write(json.dumps({"ok": reason is None, "reason": reason, "torch": version}) + "\n")
     sys.stdout.flush()
     os._exit(0)

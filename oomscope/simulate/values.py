@@ -23,6 +23,8 @@ Routing tables of large mixtures of experts.
 _FLOAT_ELEMENTS = 4096
 """Floating-point tensors up to this many elements keep their values: scales, schedules, counters."""
 _ATTRIBUTE = "_simulated_value"
+_CANNOT = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""What an operation raises that does not work on a CPU, or not with these values; never a lack of memory."""
 
 
 class Known:
@@ -138,7 +140,7 @@ class Values:
         try:
             with torch.no_grad():
                 result = func(*real_args, **real_kwargs)
-        except Exception:  # noqa: BLE001  # a value that cannot be computed is an unknown value
+        except _CANNOT:  # a value that cannot be computed is an unknown value
             return False
         assumed = _any_assumed(args)
         if info.written:  # in place: the values themselves were changed
