@@ -1,6 +1,7 @@
 """How fast and how small oomscope reads a long snapshot, beside bare unpickling and other tools on the same
 file.
 
+    python benchmarks/snapshots.py                          a made-up training history at a million rows
     python benchmarks/snapshots.py tile FILE EVENTS OUT     repeat a real history up to EVENTS rows
     python benchmarks/snapshots.py run FILE [--events 100000,1000000,3500000] [--repeat 3] [--json]
     python benchmarks/snapshots.py screen FILE [--events 1000000]     first picture and key presses
@@ -219,11 +220,23 @@ def screen(source: Path, events: int) -> None:
         asyncio.run(drive(path))
 
 
+def made_up(folder: Path) -> Path:
+    """A snapshot of training steps that never ran, for where no real one is at hand; returns its path."""
+    from oomscope.core.allocator.synth import SyntheticProcess
+    from oomscope.core.allocator.synth_workloads import training
+
+    process = SyntheticProcess()
+    training(process, layers=48, steps=20)
+    path = folder / "made-up.pickle"
+    path.write_bytes(pickle.dumps(process.snapshot(), protocol=4))
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="do", required=True)
+    commands = parser.add_subparsers(dest="do")
     one = commands.add_parser("tile")
     one.add_argument("file", type=Path)
     one.add_argument("events", type=int)
@@ -246,6 +259,9 @@ def main() -> None:
         child(args.name, args.file)
     elif args.do == "screen":
         screen(args.file, args.events)
+    elif args.do is None:
+        with tempfile.TemporaryDirectory() as folder:
+            show(run(made_up(Path(folder)), [1_000_000], 3))
     else:
         rows = run(args.file, [int(each) for each in args.events.split(",")], args.repeat)
         print(json.dumps(rows, indent=1)) if args.json else show(rows)
