@@ -105,6 +105,8 @@ class Diagnosis:
     script: str
     verdicts: tuple[Verdict, ...]
     flow: tuple[Node, ...]
+    failed: bool = True
+    """Memory ran out; False for a finding about a run that it did not run out in."""
     recovered: str = ""
     """What the failure cost a job that went on after it, in one sentence; empty when it did not go on."""
 
@@ -151,6 +153,7 @@ def read(findings: Mapping[str, Any], *, attempt: int = 1) -> Diagnosis:
         script=text(subject, "script"),
         verdicts=tuple(_verdict(item) for item in objects(findings, "verdicts")),
         flow=_flow(objects(findings, "flow")),
+        failed=flag(findings, "failed") is not False,
         recovered=recovery_text(mapping(findings, "recovered")),
     )
 
@@ -267,6 +270,8 @@ def source_lines(place: Place, *, context: int = 2) -> tuple[SourceLine, ...]:
 def sentences(diagnosis: Diagnosis) -> list[str]:
     """The verdict and its evidence as plain lines, for `y` and for output without a terminal."""
     what = "recovered from out of memory" if diagnosis.recovered else "out of memory"
+    if not diagnosis.failed:
+        what = "did not run out of memory"
     lines = [f"{what}: {diagnosis.what_happened()}", *filter(None, [diagnosis.recovered])]
     verdict = diagnosis.verdict
     if verdict is None:

@@ -91,6 +91,10 @@ def alert(
             "why",
         )
     if state == "done":
+        if diagnosis is not None and diagnosis.recovered:
+            return Alert("warn", f"finished; {diagnosis.recovered}", "2", "why")
+        if diagnosis is not None and diagnosis.verdict is not None and not diagnosis.failed:
+            return Alert("warn", f"finished; {diagnosis.verdict.clause()}", "2", "why")
         return Alert("ok", "finished without running out of memory" + _peak_clause(ranks))
     return _coming(ranks) or _calm(ranks)
 

@@ -141,6 +141,8 @@ class OomScreen(BaseScreen):
         facts.append(Fact(f"attempt {frame.diagnosis_attempt}", 2))
         if found.recovered:
             return Headline("▲", "warn", "RECOVERED FROM OOM", tuple(facts))
+        if not found.failed:
+            return Headline("▲", "warn", "FINDING", tuple(facts))
         return Headline("✖", "error", "OOM", tuple(facts))
 
     def alert(self, frame: Frame) -> Alert | None:

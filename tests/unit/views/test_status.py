@@ -13,8 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import recorded_sessions as recorded
 
 from oomscope.store.session import Session
+from oomscope.views import diagnosis
 from oomscope.views.headline import Alert
 from oomscope.views.session import SessionModel
+from oomscope.views.status import alert as alert_of
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +79,22 @@ def test_no_fix_that_fits_is_said(tmp_path: Path) -> None:
         recorded.dump({**recorded.fixes(), "fixes": recorded.fixes()["fixes"][:1], "recommended": None})
     )
     assert alert(session).text.endswith("no single fix is predicted to fit")
+
+
+def done(**findings: Any) -> Alert:
+    verdict = {"rule": "oom.container_accumulation", "title": "results pile up", "confidence": 0.9}
+    found = alert_of(
+        "done", ranks=(), fixes=None, progress=None, comparison=None,
+        diagnosis=diagnosis.read({"failed": False, "verdicts": [verdict], **findings}),
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def test_a_run_that_ended_well_is_not_called_clean_when_it_was_not() -> None:
+    assert done().text == "finished; results pile up"
+    recovered = {"events": 2, "steps_after": 9, "retried_steps": 2, "cost_ns": None, "kept_bytes": 0}
+    found = done(failed=True, recovered=recovered)
+    assert found.text == "finished; 2 out-of-memory errors were caught; training went on for 9 steps"
+    assert (found.severity, found.key) == ("warn", "2")
+    assert done(verdicts=[]).text.startswith("finished without running out of memory")
