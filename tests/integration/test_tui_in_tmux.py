@@ -23,6 +23,19 @@ pytestmark = [
 ]
 
 
+_TRAINING = """\
+import time, torch
+weight = torch.zeros(1000, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range({steps}):
+    weight.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.05)
+open({finished!r}, "w").close()
+"""
+
+
 class Terminal:
     """One tmux window on a server of its own."""
 
@@ -120,19 +133,35 @@ def test_terminated_viewer_gives_the_terminal_back(terminal: Terminal, tmp_path:
     assert terminal.flag("mouse_any_flag") == "0"
 
 
+def test_viewer_is_suspended_and_comes_back(terminal: Terminal, tmp_path: Path) -> None:
+    session = recorded.waiting(tmp_path / "state")
+    terminal.run(attach(session.path))
+    terminal.wait(lambda text: "out of memory: activations exceed the card" in text)
+    terminal.press("C-z")
+    terminal.wait(lambda text: "Stopped" in text and text.rstrip().endswith("READY"))
+    assert terminal.flag("alternate_on") == "0"
+    terminal.run("fg")
+    terminal.wait(lambda text: "out of memory: activations exceed the card" in text)
+    terminal.press("4")
+    terminal.wait(lambda text: "saves GiB" in text)
+
+
+def test_lost_terminal_ends_the_viewer_and_not_the_job(terminal: Terminal, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_TRAINING.format(steps=100, finished=str(tmp_path / "finished")))
+    terminal.run(f"{shlex.quote(sys.executable)} -m oomscope run --ui always {shlex.quote(str(script))}")
+    terminal.wait(lambda text: "CPU, host memory" in text, seconds=60)
+    terminal.close()
+    assert not (tmp_path / "finished").exists()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "finished").exists():
+        assert time.monotonic() < deadline, "the job did not outlive its terminal"
+        time.sleep(0.1)
+
+
 def test_closed_viewer_can_be_opened_again_on_the_running_job(terminal: Terminal, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(
-        "import time, torch\n"
-        "weight = torch.zeros(1000, requires_grad=True)\n"
-        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
-        "for step in range(400):\n"
-        "    weight.sum().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-        "    time.sleep(0.05)\n"
-        f"open({str(tmp_path / 'finished')!r}, 'w').close()\n"
-    )
+    script.write_text(_TRAINING.format(steps=400, finished=str(tmp_path / "finished")))
     python = shlex.quote(sys.executable)
     terminal.run(f"{python} -m oomscope run --ui always {shlex.quote(str(script))}")
     terminal.wait(lambda text: "CPU, host memory" in text, seconds=60)

@@ -85,3 +85,15 @@ async def test_dialogs_leave_the_screen_below_in_view(
         await pilot.press(*keys)
         await pilot.pause()
         assert "train.py · 8 ranks" in text_of(pilot.app).splitlines()[0]
+
+
+async def test_heights_of_a_node_stay_upright_on_the_cursors_row(
+    home: Path, opened: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with opened(sessions.eight_ranks(home)) as pilot:
+        await pilot.press("b")
+        await pilot.pause()
+        found = [style for style in styles(pilot.app, "▅") if not style.bold]
+        assert found
+        assert not any(style.reverse for style in found)

@@ -17,6 +17,8 @@ MANY = 16
 _SEVERITY_STYLES = {"error": "error", "warn": "warn", "ok": "ok", "info": "dim"}
 #: Eighths of the usable card at the peak of a rank, one cell each.
 _HEAT = "▁▂▃▄▅▆▇█"
+#: Styles of areas: on the cursor's row they are not reversed, which would turn the heights round.
+_HEAT_STYLES = {"error": "over", "warn": "inactive"}
 _NODE = "node:"
 
 
@@ -154,7 +156,7 @@ def _node_fixed(width: int) -> int:
 
 
 def _node_head(strip: int, width: int) -> list[Span]:
-    head = f"  {'node':<14}{'ranks':>6}{'free GiB':>10}{'worst':>7}"
+    head = f"   {'node':<13}{'ranks':>6}{'free GiB':>10}{'worst':>7}"
     head += f"{'alloc/resv GiB':>16}" if width >= 100 else ""
     return [(f"{head}{'Δ/step':>9}  {fit('peaks', strip)} status", "heading")]
 
@@ -163,13 +165,12 @@ def _node_line(node: NodeRow, strip: int, selected: bool, unfolded: bool, width:
     """A host: its ranks, the least headroom, the rank to look at first, and the peak of each as a height."""
     worst = node.worst
     heat: list[Span] = [
-        (_heat(row), _SEVERITY_STYLES[row.severity] if row.severity != "info" else "allocated")
-        for row in node.ranks[:strip]
+        (_heat(row), _HEAT_STYLES.get(row.severity, "allocated")) for row in node.ranks[:strip]
     ]
     held = f"{wording.gib(worst.used_bytes)}/{wording.gib(worst.reserved_bytes):>4}".rjust(16)
     return [
-        (f"{'›' if selected else ' '}{'▾' if unfolded else '▸'}", "bold" if selected else "dim"),
-        (fit(node.name, 14), "bold"),
+        (f"{'›' if selected else ' '}{'▾' if unfolded else '▸'} ", "bold" if selected else "dim"),
+        (fit(node.name, 13), "bold"),
         (f"{len(node.ranks):>6}{wording.gib(node.headroom_bytes):>10}{worst.rank:>7}", ""),
         (held if width >= 100 else "", ""),
         (f"{wording.per_step(worst.change_per_step):>9}  ", "error" if worst.is_growing else "dim"),
