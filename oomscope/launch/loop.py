@@ -248,6 +248,7 @@ class Loop:
                 only=self.request.chosen or None,
                 on_progress=progress,
                 spec=self._spec((), None)[0],
+                together=bool(self.request.chosen),
             )
             write_json(attempt.path / layout.FIXES_FILE, catalogue)
             self._note("predicted", attempt=attempt.number)

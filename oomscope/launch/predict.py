@@ -76,6 +76,7 @@ def predict(
     budget_s: float = 120.0,
     on_progress: Progress | None = None,
     spec: JobSpec | None = None,
+    together: bool = False,
 ) -> dict[str, Any]:
     """Predict every applicable fix for the failure of `attempt`.
 
@@ -87,6 +88,7 @@ def predict(
         budget_s: no prediction run starts after so many seconds; more when the job is slow to start or to step.
         on_progress: called with (fix, done, total).
         spec: the job without any fix; None: as attempt.json tells.
+        together: also predict the fixes of `only` applied together, whether one of them is enough or not.
 
     Returns:
         The object `oomscope.fixes/1`.
@@ -108,6 +110,7 @@ def predict(
     )
     prediction = _Prediction(session, attempt, spec, facts, card, capacity, set(only) if only else None)
     prediction.why_no_card = why_none
+    prediction.together = together
     prediction.note = _changed_script(spec, records)
     if not is_simulated(records):
         prediction.measured = step_peaks(records)
@@ -215,6 +218,7 @@ class _Prediction:
         self.scale = 1.0
         """Measured over simulated; 1.0 when nothing was measured."""
         self.why_no_card = ""
+        self.together = False
         self.patches = Patches()
 
     def run(self, deadline: float, on_progress: Progress) -> dict[str, Any]:
@@ -256,9 +260,8 @@ class _Prediction:
     def _with_all_together(
         self, found: Found, candidates: list[Fix], runs: PredictionRuns, raw: RawRun
     ) -> Found:
-        """The fixes that were asked for are asked for together: their combination is predicted too."""
         ids = tuple(fix.id for fix in candidates)
-        if self.only is None or len(ids) < 2 or ids in self.outcomes or compatible(ids, self.fixes):
+        if not self.together or len(ids) < 2 or ids in self.outcomes or compatible(ids, self.fixes):
             return found
         together = self._measure([ids], runs, raw)
         self.outcomes.update(together)
