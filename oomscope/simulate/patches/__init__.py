@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compiling, data, engine, files, loading, losses, modules, nested, profiling, text, triton
+from . import (
+    compiling,
+    data,
+    distributions,
+    engine,
+    files,
+    loading,
+    losses,
+    modules,
+    nested,
+    profiling,
+    text,
+    triton,
+)
 
 
 def install(mode: Any) -> None:
     """Put all in place; only once in a process."""
     modules.install(mode)
     data.install(mode)
+    distributions.install(mode)
     engine.install(mode)
     text.install(mode)
     files.install(mode)

@@ -291,4 +291,25 @@ def check_triton_kernels_are_not_launched():
     assert triton.next_power_of_2(100) == 128
 
 
+def check_distributions_take_unknown_values_for_valid():
+    policy = nn.Linear(4, 6).cuda()
+    optimizer = torch.optim.Adam(policy.parameters())
+    out = policy(cuda(2000, 4))
+    choice = torch.distributions.Categorical(logits=out[:, :2])
+    action = choice.sample()
+    normal = torch.distributions.Normal(out[:, 2:4], out[:, 4:].exp())
+    loss = (
+        -(choice.log_prob(action).mean() + normal.log_prob(normal.rsample()).mean()) - choice.entropy().mean()
+    )
+    loss.backward()
+    optimizer.step()
+    assert action[0].item() in (0, 1)
+    try:
+        torch.distributions.Normal(torch.zeros(2, device="cuda"), -torch.ones(2, device="cuda"))
+    except ValueError:
+        pass
+    else:
+        raise AssertionError("a known scale below zero is an error")
+
+
 run_all(globals())
