@@ -52,6 +52,8 @@ class Agent:
         self.is_launcher = identity.is_launcher()
         self.active = False
         self._is_forked = False
+        self._is_worker = False
+        """Forked from a rank that had joined its group already: a loader worker, say, and no rank itself."""
         self.host = HostMemory()
         self.device = DeviceMemory(torch)
         self.patches = Patches()
@@ -254,6 +256,8 @@ class Agent:
         return found
 
     def _group(self) -> tuple[int, int] | None:
+        if self._is_worker:
+            return None
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not getattr(distributed, "is_initialized", lambda: False)():
             return variables.simulated_rank(os.environ) if self.is_simulated else None
@@ -382,6 +386,7 @@ class Agent:
     def _forked(self) -> None:
         """In a forked child: become dormant again, and share nothing with the parent."""
         self.active = False
+        self._is_worker = self._is_worker or self._group() is not None
         self.is_helper = self._is_forked = True
         self._lock = threading.Lock()
         self._sampler = None

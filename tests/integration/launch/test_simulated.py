@@ -246,3 +246,34 @@ def test_tensors_on_the_card_go_to_other_processes_without_memory_of_their_own(l
     run = launch(SHARED, device=resolve("24GiB"))
     assert run.result.exit_code == 0, run.output(stream="stderr")
     assert run.output().startswith("0 cuda:0")
+
+
+LOADING = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+
+
+class Data(torch.utils.data.Dataset):
+    change = torch.nn.Linear(8, 8)  # transforms are modules, too
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.change(torch.ones(8))
+
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.utils.data.DataLoader(Data(), 2, num_workers=1):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_loader_workers_of_a_rank_are_no_ranks(launch):
+    run = launch(LOADING, options=("--nproc-per-node", "2"), device=resolve("24GiB"), ranks=(0,))
+    assert run.result.exit_code == 0, run.output(stream="stderr")
+    assert [(rank.rank, rank.steps) for rank in run.result.ranks] == [(0, 2)]
