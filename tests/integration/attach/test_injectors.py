@@ -113,6 +113,7 @@ def test_what_injected_code_raises_stays_inside(target, tmp_path, source):
     require_ptrace(process.pid)
     for mode in ("thread", "pending"):
         run(PtraceInjector(mode), process.pid, source, tmp_path)
+    run(PtraceInjector(), process.pid, "import sys; sys.enough = True", tmp_path)
     assert process.communicate()[0] == "clean\n"
     assert process.returncode == 0
     assert "Traceback" in (tmp_path / "error").read_text()
@@ -174,7 +175,7 @@ print("survived")
 
 @pytest.mark.parametrize("mode", ["thread", "pending"])
 def test_an_injector_killed_at_any_moment_harms_nobody(target, start, tmp_path, mode):
-    process = target(SPIN.format(seconds=60))
+    process = target(SPIN.format(seconds=600))
     require_ptrace(process.pid)
     run(PtraceInjector(), process.pid, "pass", tmp_path)
     killer = start("-c", KILLER, str(process.pid), mode, "60")
