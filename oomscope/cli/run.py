@@ -189,6 +189,8 @@ def _run(options: Options) -> int:
     screens = not options.as_json and not options.auto and has_screens(options.ui)
     request = _request(options, launch, chosen, screens=screens)
     if card is not None:
+        if screens:
+            click.echo("oomscope: trying the simulated device, then the screens open …", err=True)
         check_simulator(python)
     session = Session.create(
         name=launch.name,
