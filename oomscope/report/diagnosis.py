@@ -40,9 +40,20 @@ def headline(findings: Mapping[str, Any]) -> str:
         if subject.get("device_free_bytes") is not None:
             tried += f", {format_bytes(subject['device_free_bytes'])} free"
         parts.append(tried)
+    elif (on_host := _tried_on_host(findings)) is not None:
+        parts.append(f"tried {format_bytes(on_host)} of host memory")
     if subject.get("capacity_bytes") is not None and subject.get("requested_bytes") is not None:
         parts.append(f"card {format_bytes(subject['capacity_bytes'])}")
     return " · ".join(parts)
+
+
+def _tried_on_host(findings: Mapping[str, Any]) -> int | None:
+    """Bytes that the judged message says the CPU's allocator was asked for."""
+    line = findings["subject"].get("line")
+    for message in findings["messages"]:
+        if message.get("line") == line and message.get("cpu_bytes") is not None:
+            return int(message["cpu_bytes"])
+    return None
 
 
 def _wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:

@@ -24,6 +24,14 @@ def test_the_headline():
     assert headline(findings()) == "step 7 · forward · tried 2.00 GiB, 1.00 GiB free · card 24.00 GiB"
 
 
+def test_the_headline_of_host_memory_says_what_was_asked_for():
+    found = {
+        "subject": {"line": 3, "requested_bytes": None},
+        "messages": [{"line": 3, "kind": "cpu_alloc", "cpu_bytes": 47 * GIB}],
+    }
+    assert headline(found) == "tried 47.00 GiB of host memory"
+
+
 def test_sureness():
     assert [sureness(x) for x in (0.9, 0.6, 0.3)] == ["high 0.90", "likely 0.60", "possible 0.30"]
 
