@@ -187,7 +187,10 @@ class _Hashing:
 _PHASE_FILES = (
     ("/torch/optim/", "optimizer"),
     ("/torch/autograd/__init__.py", "backward"),
-    ("/torch/autograd/graph.py", "backward"),  # not function.py: a custom function's forward passes through it as well
+    (
+        "/torch/autograd/graph.py",
+        "backward",
+    ),  # not function.py: a custom function's forward passes through it as well
     ("/torch/serialization.py", "save"),
     ("/torch/distributed/checkpoint/", "save"),
     ("/torch/distributed/fsdp/_state_dict_utils.py", "save"),

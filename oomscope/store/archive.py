@@ -60,8 +60,7 @@ def _files(folder: Path, snapshots: bool) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not (here == folder and name in _LEFT_OUT)
-            and (snapshots or name != layout.SNAPSHOTS_DIR)
+            if not (here == folder and name in _LEFT_OUT) and (snapshots or name != layout.SNAPSHOTS_DIR)
         )
         for name in sorted(names):
             path = here / name
