@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -23,12 +23,13 @@ from oomscope.launch.whose import Owners, TorchReadings
 from oomscope.tui import actions, themes
 from oomscope.tui.actions import Action
 from oomscope.tui.widgets.frame import AlertLine, Missing, OneLine, TitleLine
+from oomscope.tui.widgets.gpulist import WIDE, GpuHistory, GpuList
 from oomscope.tui.widgets.lines import LineList, TextLines
 from oomscope.tui.widgets.spans import Row, Span, clip, columns
 from oomscope.units import GIB, format_bytes
 from oomscope.views.headline import Alert, Fact, Headline
 from oomscope.views.machine import GpuRow, MachineView, ProcessRow, machine_view
-from oomscope.views.machine_text import bar, command_of, gpu_name, power_text, slower, value, who
+from oomscope.views.machine_text import command_of, value, who
 
 MACHINE = "Machine"
 MACHINE_ACTIONS = (
@@ -42,108 +43,8 @@ MACHINE_ACTIONS = (
 
 #: Readings kept of each GPU: ten minutes at the default rate.
 _HISTORY = 600
-_LEVELS = " ▁▂▃▄▅▆▇█"
 _SORTS = ("gpu", "memory", "job", "user", "pid")
-#: Widths from which the GPU table has clocks and errors, and a history in each line.
-_WIDE, _SPARKS = 110, 130
 _POLL_S = 0.2
-
-
-class GpuList(LineList):
-    """One line per GPU or MIG instance."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.gpus: tuple[GpuRow, ...] = ()
-        self.loads: Mapping[str, Sequence[float]] = {}
-
-    def show(self, gpus: Sequence[GpuRow], loads: Mapping[str, Sequence[float]]) -> None:
-        """`loads`: the last utilisations of each GPU, 0 to 1, newest last."""
-        self.gpus = tuple(gpus)
-        self.loads = loads
-        self.styles.height = min(len(gpus) + 1, max(3, self.app.size.height // 2 - 2))
-        self.invalidate()
-
-    @property
-    def current(self) -> GpuRow | None:
-        return next((row for row in self.gpus if row.uuid == self.cursor_key), None)
-
-    def build(self, width: int) -> tuple[list[Sequence[Span]], list[Row]]:
-        wide = width >= _WIDE
-        spark = min(40, (width - 96) // 2) if width >= _SPARKS else 0
-        name = 20 if wide else 13
-        cells = max(10, width - name - (76 if wide else 53) - (spark + 2 if spark else 0))
-        head = f" {'gpu':<5}{'name':<{name}}{'util':>5}  " + (
-            f"{'util, last readings':<{spark}}  " if spark else ""
-        )
-        head += f"{'memory':<{cells}}{'GiB':>11}{'°C':>5}{'W':>9}"
-        head += f"{'MHz':>6}{'ECC':>5}  state" if wide else "  state"
-        return [[(head[:width], "heading")]], [self._line(row, wide, name, spark, cells) for row in self.gpus]
-
-    def _line(self, row: GpuRow, wide: bool, name: int, spark: int, cells: int) -> Row:
-        record = row.record
-        used = "–" if row.used_bytes is None else f"{row.used_bytes / GIB:.1f}"
-        spans: list[Span] = [
-            ("›" if row.uuid == self.cursor_key else " ", "bold"),
-            (f"{row.label:<5}", "bold"),
-            (f"{clip(gpu_name(row), name - 1):<{name}}", ""),
-            (f"{value(record.get('utilization_pct'), '%'):>5}  ", ""),
-        ]
-        if spark:
-            spans.append((f"{sparkline(self.loads.get(row.uuid, ()), spark):>{spark}}  ", "dim"))
-        spans += [
-            *bar(row, cells),
-            (f"{used + '/' + format(row.total_bytes / GIB, '.0f'):>11}", "bold"),
-            (f"{value(record.get('temperature_c')):>5}", "warn" if _is_hot(row) else ""),
-            (f"{power_text(record):>9}", ""),
-        ]
-        if wide:
-            errors = record.get("ecc_uncorrected")
-            spans.append((f"{value(record.get('sm_clock_mhz')):>6}", ""))
-            spans.append((f"{value(errors):>5}", "warn" if errors else ""))
-        return Row([*spans, ("  ", ""), _state_span(row)], row.uuid)
-
-
-def sparkline(shares: Sequence[float], width: int) -> str:
-    """The last `width` shares of one, a column each."""
-    return "".join(_LEVELS[min(8, max(0, round(share * 8)))] for share in list(shares)[-width:])
-
-
-def _is_hot(row: GpuRow) -> bool:
-    return bool({"hw_thermal", "sw_thermal", "hw_slowdown"} & set(row.record.get("throttle", ())))
-
-
-def _state_span(row: GpuRow) -> Span:
-    if row.state != "ok":
-        return f"▲ {row.state}", "error"
-    if row.stale:
-        return "! stale", "warn"
-    if row.warnings:
-        return f"! {row.warnings[0]}", "warn"
-    return slower(row.record) or "ok", "dim"
-
-
-class History(OneLine):
-    """The selected GPU's utilisation or memory over the last minutes, one column a reading."""
-
-    DEFAULT_CSS = "History { height: 1; width: 1fr; }"
-
-    def __init__(self, label: str, *, id: str) -> None:
-        super().__init__(id=id)
-        self._label, self._now = label, ""
-        self._shares: tuple[float, ...] = ()
-
-    def show(self, shares: Sequence[float], now: str) -> None:
-        self._shares, self._now = tuple(shares), now
-        self.refresh()
-
-    def spans(self, width: int) -> Sequence[Span]:
-        room = max(0, width - len(self._label) - 14)
-        return [
-            (f" {self._label} ", "bar-dim"),
-            (f"{sparkline(self._shares, room):>{room}}", "bar"),
-            (f" {self._now:>11}", "bar-bold"),
-        ]
 
 
 class KeyLine(OneLine):
@@ -224,8 +125,8 @@ class MachineApp(App[None]):
             yield Missing("Reading the GPUs.", "", id="none")
             with Vertical(id="tables"):
                 yield GpuList(id="gpus")
-                yield History("util", id="load")
-                yield History("mem ", id="memory")
+                yield GpuHistory("util", id="load")
+                yield GpuHistory("mem ", id="memory")
                 yield TextLines(id="processes")
         yield KeyLine()
 
@@ -293,9 +194,9 @@ class MachineApp(App[None]):
         if view is None or row is None:
             return
         load = row.record.get("utilization_pct")
-        self.query_one("#load", History).show(self._load.get(row.uuid, ()), value(load, "%"))
+        self.query_one("#load", GpuHistory).show(self._load.get(row.uuid, ()), value(load, "%"))
         used = "–" if row.used_bytes is None else format_bytes(row.used_bytes, 1)
-        self.query_one("#memory", History).show(self._memory.get(row.uuid, ()), used)
+        self.query_one("#memory", GpuHistory).show(self._memory.get(row.uuid, ()), used)
         rows = [(gpu, each) for gpu in view.gpus for each in gpu.processes]
         if self._only_selected:
             rows = [pair for pair in rows if pair[0].uuid == row.uuid]
@@ -403,7 +304,7 @@ def _process_head(width: int, sort: str) -> str:
     def mark(name: str) -> str:
         return name + "▾" if name == sort else name
 
-    wide = f"{'allocated':>11}{'cached':>11}{'host RSS':>11}" if width >= _WIDE else ""
+    wide = f"{'allocated':>11}{'cached':>11}{'host RSS':>11}" if width >= WIDE else ""
     head = f" {mark('gpu'):<5}{mark('pid'):>8} {mark('user'):<9}{mark('job'):<18}{mark('memory'):>11}{wide}"
     return head + "  command"
 
@@ -419,7 +320,7 @@ def _process_spans(gpu: GpuRow, process: ProcessRow, width: int) -> list[Span]:
         (f"{clip(who(process), 17):<18}", "accent" if process.job else "dim"),
         (f"{size(process.used_bytes):>11}", "bold"),
     ]
-    if width >= _WIDE:
+    if width >= WIDE:
         cached = None
         if process.reserved_bytes is not None and process.allocated_bytes is not None:
             cached = process.reserved_bytes - process.allocated_bytes

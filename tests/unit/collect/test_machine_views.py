@@ -141,7 +141,8 @@ def test_top_without_a_gpu_says_why(monkeypatch):
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 48)])
 async def test_the_screen(view_of, size):
-    from oomscope.tui.screens.machine import GpuList, MachineApp
+    from oomscope.tui.screens.machine import MachineApp
+    from oomscope.tui.widgets.gpulist import GpuList
 
     pids = ranks(8) | {"rank0": ME}
     view = view_of("8xh100", pids, {ME: Owner("train.py", 0, False)})
