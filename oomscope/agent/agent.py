@@ -357,6 +357,8 @@ class Agent:
 
     def _after_oom(self, record: dict[str, Any]) -> None:
         self.activate()
+        if self.modules is not None:
+            self.modules.break_off(self.progress.step)
         self._tell_model()
 
     def _after_exception(self, record: dict[str, Any], error: BaseException) -> None:

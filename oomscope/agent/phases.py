@@ -159,6 +159,14 @@ class ModuleProbe:
             self._emit({"k": "phase_peak", "phase": phase, "step": step, "peak_allocated_bytes": peak})
         self._peaks.clear()
 
+    @guarded("phases")
+    def break_off(self, step: int) -> None:
+        """Emit the peaks of `step`, which an out-of-memory error ends or interrupts; the running phase counts."""
+        peak, phase = self._device.split(), self._progress.phase
+        if peak is not None and peak > self._peaks.get(phase, 0):
+            self._peaks[phase] = peak
+        self.finish_step(step)
+
     def _size(self, module: Any) -> int:
         """Number of modules inside, counted on first sight: the model is larger than its loss."""
         size = self._sizes.get(module)

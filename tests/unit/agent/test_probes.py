@@ -336,3 +336,16 @@ def test_the_model_is_described(arm):
 def test_plain_layers_in_a_row_are_no_block_group():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     assert block_groups(model) == []
+
+
+def test_a_step_that_breaks_off_has_phase_peaks_too(arm, monkeypatch):
+    job = arm(detail=True)
+    peaks = iter([100, 700])
+    monkeypatch.setattr(job.modules._device, "split", lambda: next(peaks))
+    job.progress.enter("forward")  # ends "other", whose peak was 100
+    job.modules.break_off(3)
+    assert {record["phase"]: record["peak_allocated_bytes"] for record in job.of("phase_peak")} == {
+        "other": 100,
+        "forward": 700,
+    }
+    assert {record["step"] for record in job.of("phase_peak")} == {3}
