@@ -127,9 +127,13 @@ class Values:
             self._forget(info, args, kwargs)
         elif info.passes_density and not known and outs and args:
             self._pass_density(args[0], outs)
-        elif info.is_comparison and len(outs) == 1 and outs[0].numel() <= _FLOAT_ELEMENTS:
+        elif info.is_comparison and len(outs) == 1 and self._is_open(outs[0]):
             # What a program would read, so that conditions made of it are consistent and loops come to an end.
             self.put(outs[0], torch.zeros(tuple(outs[0].shape), dtype=outs[0].dtype), [True, True])
+
+    def _is_open(self, out: Tensor) -> bool:
+        """A small result of which the operation's own kernel said nothing (`x == x` is true whatever x is)."""
+        return out.numel() <= _FLOAT_ELEMENTS and getattr(out, _ATTRIBUTE, None) is None
 
     def _compute(self, info: Any, func: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> bool:
         real_args = tuple(_real(argument) for argument in args)

@@ -53,6 +53,11 @@ def check_unknown_values_are_assumed():
     assert x.argmax().item() == 0
     assert not x.isnan().any().item()
     assert torch.isfinite(x).all().item()
+    few = torch.randn(4, device="cuda")  # so few that conditions on them are assumed
+    assert torch.isfinite(few).all().item()
+    assert torch.isfinite(few.sum())
+    assert not torch.isfinite(few.amax()).logical_and(torch.isfinite(few.amin())).logical_not()
+    assert (few == few).all()
     assert x.cpu().numpy().shape == (500, 500)
 
 
