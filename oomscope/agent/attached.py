@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import time
-from typing import Any
+import weakref
+from typing import Any, Callable
 
 from ..protocol import env as variables
 from ..protocol import layout
@@ -138,7 +139,7 @@ class Attached:
         self._history = False
         self._observing = False
         self._seen_first_step = False
-        self._told_model = False
+        self._told_root: Callable[[], Any] = lambda: None
         self.agent = self._build(torch, config, folder)
 
     @staticmethod
@@ -213,16 +214,20 @@ class Attached:
         steps.optimizers.add(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """After the first step, and again once the model was called: the first step may have begun before us."""
-        if self.stopped or self._told_model:
+        """After the first step, and whenever the model is another one than was told.
+
+        The first step may have begun before us: then no module was called yet, or a part of the model seemed to be all.
+        """
+        if self.stopped:
             return
-        modules = self.agent.modules
-        has_root = modules is not None and modules.root is not None
-        if has_root or not self._seen_first_step:
-            self._seen_first_step = True
-            self._told_model = has_root or modules is None
-            self.agent._tell_rank()
-            self.agent._tell_model()
+        root = self.agent.modules.root if self.agent.modules is not None else None
+        if self._seen_first_step and (root is None or root is self._told_root()):
+            return
+        self._seen_first_step = True
+        if root is not None:
+            self._told_root = weakref.ref(root)
+        self.agent._tell_rank()
+        self.agent._tell_model()
 
     @guarded("cuda")
     def _arm_device(self) -> None:

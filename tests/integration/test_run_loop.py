@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -283,6 +284,15 @@ for _ in range(3):
 """
 
 
+@pytest.fixture
+def ctrl_c_works() -> Iterator[None]:
+    """Ctrl-C has its usual meaning in child processes, also where the tests run in the background (SIGINT ignored)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_ends_the_predictions_and_keeps_the_exit_code(tmp_path: Path) -> None:
     script = tmp_path / "too_big.py"
     script.write_text(TOO_BIG)
