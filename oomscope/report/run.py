@@ -218,19 +218,26 @@ def _remarks(heading: str, rows: Sequence[fixes_view.FixRow]) -> list[str]:
 def proof_lines(row: compare.AttemptRow, proof: Mapping[str, Any]) -> list[str]:
     """Predicted beside reached, and what happened to the loss."""
     lines = [f"  PROOF      attempt {row.number} with {' + '.join(row.fixes)}: {row.outcome()}", ""]
-    lines.append(f"    {'peak reserved':<22}{'GiB':>9}")
-    if row.predicted is not None:
-        span = f"({wording.gib(row.predicted.low_bytes, 2)} to {wording.gib(row.predicted.high_bytes, 2)})"
-        lines.append(f"    {'predicted':<22}{wording.gib(row.predicted.peak_bytes, 2):>9}  {span}")
-    inside = {True: "  inside the interval", False: "  OUTSIDE the interval", None: ""}[row.within()]
-    lines.append(f"    {row.word:<22}{wording.gib(row.reached_bytes, 2):>9}{inside}")
-    lines.append(f"    {'capacity':<22}{wording.gib(row.capacity_bytes, 2):>9}")
+    lines += _proved_peak(row)
     loss = proof.get("loss")
     if loss:
         detail = proof.get("loss_detail")
         lines += _field("loss", f"{loss}{f': {detail}' if detail else ''}", indent=4)
     if proof.get("accepted") is False:
         lines += _field("accepted", f"no: {proof.get('why_not_accepted')}", indent=4)
+    return lines
+
+
+def _proved_peak(row: compare.AttemptRow) -> list[str]:
+    if row.reached_bytes is None and row.predicted is None:  # a job without a GPU
+        return [f"    {'peak host memory':<22}{wording.size(row.peak_rss_bytes):>13}"]
+    lines = [f"    {'peak reserved':<22}{'GiB':>9}"]
+    if row.predicted is not None:
+        span = f"({wording.gib(row.predicted.low_bytes, 2)} to {wording.gib(row.predicted.high_bytes, 2)})"
+        lines.append(f"    {'predicted':<22}{wording.gib(row.predicted.peak_bytes, 2):>9}  {span}")
+    inside = {True: "  inside the interval", False: "  OUTSIDE the interval", None: ""}[row.within()]
+    lines.append(f"    {row.word:<22}{wording.gib(row.reached_bytes, 2):>9}{inside}")
+    lines.append(f"    {'capacity':<22}{wording.gib(row.capacity_bytes, 2):>9}")
     return lines
 
 

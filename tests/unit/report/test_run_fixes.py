@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oomscope.report.run import fix_lines
+from oomscope.report.run import fix_lines, proof_lines
+from oomscope.views import compare
 from oomscope.views import fixes as view
 
 GIB = 1 << 30
@@ -52,3 +53,12 @@ def test_what_was_not_predicted_is_named_with_the_reason_once() -> None:
 def test_the_sentence_of_a_tight_fix_says_so() -> None:
     fixes = view.read({"fixes": [entry("close", predicted=predicted(38, 44, fits=True, tight=True))]})
     assert "fits, but the upper end of the interval does not" in view.sentences(fixes)[0]
+
+
+def test_the_proof_of_a_job_without_a_gpu_shows_its_host_memory() -> None:
+    result = {"exit_code": 0, "ranks": [{"peak_rss_bytes": 512 << 20}]}
+    row = compare.attempt_row(2, {"fixes": ["ckpt"]}, result, predicted=None, simulated=False)
+    text = "\n".join(proof_lines(row, {"loss": "equal"}))
+    assert "peak host memory" in text
+    assert "512.00 MiB" in text
+    assert "reserved" not in text
