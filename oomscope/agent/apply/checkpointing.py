@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint as torch_checkpoint
 
+from ...protocol.recompute import KEPT_OPERATORS
 from .blocks import BlockGroup, find_block_groups
 from .runtime import APPLIED, REFUSED, Runtime, trains
 
@@ -234,20 +235,7 @@ def checkpointing_of_its_own(root: nn.Module) -> str | None:
     return None
 
 
-_EXPENSIVE = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)
-
-
 def expensive_operators() -> list[Any]:
     """Operators whose results selective checkpointing keeps: products, convolutions, attention."""
-    packets = (getattr(torch.ops.aten, name, None) for name in _EXPENSIVE)
+    packets = (getattr(torch.ops.aten, name, None) for name in KEPT_OPERATORS)
     return [packet.default for packet in packets if packet is not None]

@@ -19,22 +19,15 @@ from oomscope.core.fixes.patches.text import (
     with_keyword,
 )
 from oomscope.errors import PatchDoesNotApply
+from oomscope.protocol.recompute import KEPT_OPERATORS
 
-#: What a selective checkpoint keeps, as the run-time fix does: products, convolutions and attention.
-_KEEP_PRODUCTS = '''
+_NAMES = "".join(f'        "{name}",\n' for name in KEPT_OPERATORS)
+#: What a selective checkpoint keeps, as the run-time fix does.
+_KEEP_PRODUCTS = f'''
 def _keep_products():
     """Results of products and attention are kept; all else in a block is computed again in backward."""
     names = (
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
+{_NAMES}    )
     kept = [getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name)]
     return create_selective_checkpoint_contexts(kept)
 '''
