@@ -25,7 +25,7 @@ def sum_over_rows(mode: Any, func: Any, args: Any, kwargs: Any, outs: list[Any])
     """Partial sums, where the leading dimensions of a contiguous tensor are summed."""
     source, dims = args[0], args[1]
     count = source.dim()
-    if not dims or len(dims) == count or not source.is_contiguous():
+    if not count or not dims or len(dims) == count or not source.is_contiguous():
         return None
     if {dim % count for dim in dims} != set(range(len(dims))):
         return None

@@ -40,6 +40,12 @@ def check_known_values():
     assert x.tolist() == [3.0, 6.0]
 
 
+def check_sums_over_a_dimension_of_a_scalar():
+    one = torch.tensor(1.0, device="cuda")
+    assert one.sum(0).item() == one.sum(-1).item() == one.sum(dim=(0,)).item() == 1.0
+    assert one.sum(()).shape == one.sum([], keepdim=True).shape == ()
+
+
 def check_unknown_write_forgets_the_value():
     x = torch.tensor([1.0, 2.0], device="cuda")
     x.copy_(cuda(2))
