@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,44 @@ def test_files_of_real_runs_stay_and_new_ones_go(simulate_text: Any, tmp_path: P
     assert run.value("weight") == 64
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert list((folder / "kept").iterdir()) == []
+
+
+RENAMER = """
+import errno, os, sys, torch
+folder, other = sys.argv[1:]
+os.chdir(folder)
+x = torch.ones(3, device="cuda")
+for rename in (os.replace, os.rename):
+    torch.save(x, "ckpt.tmp")
+    rename("ckpt.tmp", "ckpt.pt")
+    assert not os.path.exists("ckpt.tmp")
+    assert torch.load("ckpt.pt").shape == (3,)
+torch.save(x, "old.tmp")
+os.replace("old.tmp", "new.pt")
+assert torch.load("new.pt").shape == (3,)
+torch.save(x, "far.tmp")
+try:
+    os.replace("far.tmp", os.path.join(other, "far.pt"))
+except OSError as error:
+    print("far=" + str(error.errno))
+"""
+
+
+def test_a_file_is_renamed_over_one_that_lies_on_another_file_system(
+    simulate_text: Any, tmp_path: Path
+) -> None:
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no file system of its own here")
+    with tempfile.TemporaryDirectory(dir=shared) as name:
+        folder = Path(name)
+        for each in ("ckpt.pt", "old.tmp"):
+            torch.save({"real": torch.ones(3)}, folder / each)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        run = simulate_text(RENAMER, str(folder), str(tmp_path), env={"TMPDIR": str(tmp_path)})
+        assert run.exit_code == 0, run.stderr
+        assert run.value("far") == errno.EXDEV  # as in a run on a card
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 MAKER = """

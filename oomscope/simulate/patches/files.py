@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -108,6 +109,7 @@ class _Saved:
         self._places: dict[str, str] = {}
         self._folder = ""
         self._owner = os.getpid()
+        self._copy = shutil.copyfile
         atexit.register(self._remove)
 
     def to_write(self, f: Any) -> Any:
@@ -131,7 +133,14 @@ class _Saved:
                 return plain(src, dst, *args, **kwargs)
             place = self._places.get(before)
             if place is not None:
-                plain(place, self.to_write(dst))
+                target = self.to_write(dst)
+                try:
+                    plain(place, target)
+                except OSError as problem:
+                    if problem.errno != errno.EXDEV or not _on_one_file_system(before, str(_name(dst))):
+                        raise
+                    self._copy(place, target)  # only our temporary folder lies elsewhere
+                    os.unlink(place)
                 del self._places[before]
                 return None
             result = plain(src, dst)
@@ -176,6 +185,10 @@ class _Saved:
 def _name(f: Any) -> str | None:
     """The absolute path that `f` names; None for an open file."""
     return os.path.abspath(os.fsdecode(f)) if isinstance(f, (str, bytes, os.PathLike)) else None
+
+
+def _on_one_file_system(*names: str) -> bool:
+    return len({os.stat(os.path.dirname(name)).st_dev for name in names}) == 1
 
 
 def _as_shape(each: Any) -> Any:
