@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oomscope.errors import OomscopeError
 from oomscope.protocol import layout
 from oomscope.tui.screens.base import BaseScreen
 from oomscope.tui.screens.dialogs import Confirm, QuitDialog
@@ -18,6 +20,7 @@ from oomscope.tui.screens.log import LogScreen
 from oomscope.tui.widgets.fixlist import FixList
 from oomscope.tui.widgets.ranktable import RankTable
 from oomscope.tui.widgets.timeline import Timeline
+from oomscope.views.overrule import Rewalk
 
 
 def requests(session: Any) -> list[dict[str, Any]]:
@@ -327,6 +330,54 @@ async def test_question_can_be_answered_otherwise(
         await pilot.pause()
         assert "with your answers" not in text_of(pilot.app)
         assert "confidence high 0.93" in text_of(pilot.app)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_superseded_walk_changes_nothing(
+    home: Path,
+    opened: Any,
+    sessions: Any,
+    settled: Any,
+    text_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    walk, release, posted = Rewalk.walk, threading.Event(), threading.Event()
+    calls: list[dict[str, str]] = []
+
+    def slow_first(self: Rewalk, answers: dict[str, str]) -> Any:
+        calls.append(answers)
+        first = len(calls) == 1
+        if first:
+            assert release.wait(30)
+            posted.set()
+            if fails:
+                raise OomscopeError("gone")
+        return walk(self, answers)
+
+    monkeypatch.setattr(Rewalk, "walk", slow_first)
+    try:
+        async with opened(sessions.waiting(home), start="oom") as pilot:
+            await pilot.press("space")
+            await settled(pilot)
+            assert calls == [{"Q1.4": "no"}]
+            assert "with your answers" not in text_of(pilot.app), "what was found still stands"
+            await pilot.press("up", "space")
+            for _ in range(200):
+                await pilot.pause(0.02)
+                if "with your answers:" in text_of(pilot.app):
+                    break
+            before = await settled(pilot)
+            assert "with your answers:" in before
+            assert len(calls) == 2
+            assert len(calls[1]) == 2
+            release.set()
+            assert posted.wait(30)
+            await pilot.pause(0.5)
+            assert await settled(pilot) == before
+            assert pilot.app.screen.command_text().count(" --answer ") == 2
+    finally:
+        release.set()
 
 
 # -- fixes ---------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ from oomscope.views.overrule import Rewalk, next_answer
 
 @dataclass
 class Walked(Message):
-    """The flowchart was walked with these answers."""
+    """The flowchart of an attempt was walked with these answers."""
 
+    attempt: int
     answers: dict[str, str]
     found: view.Diagnosis | None
     error: str = ""
@@ -102,15 +103,13 @@ class OomScreen(BaseScreen):
         if frame.diagnosis_attempt != self._answered_for:
             self._answered_for, self._answers, self._walked = frame.diagnosis_attempt, {}, None
             self._rewalk = None
-        walked = self._walked
+        walked, lead = self._walked, ""
         if walked is not None and walked.found is not None and walked.answers == self._answers:
-            found = walked.found
+            found, lead = walked.found, "with your answers: "
         if found is not self._shown:
             self._trace = whatif.snapshot_of(frame.path, frame.diagnosis_attempt, found.rank)
         self._shown = found
-        self.query_one(VerdictBlock).show(
-            found, 5 if tall else 2, "with your answers: " if self._answers else ""
-        )
+        self.query_one(VerdictBlock).show(found, 5 if tall else 2, lead)
         flow = self.query_one(FlowList)
         flow.brief = self.query_one(EvidenceList).brief = not tall
         if tall and not flow.shows_all and len(found.flow) <= self.size.height - 20:
@@ -210,11 +209,13 @@ class OomScreen(BaseScreen):
         try:
             found = rewalk.walk(answers)
         except OomscopeError as error:
-            self.post_message(Walked(answers, None, error.message))
+            self.post_message(Walked(rewalk.attempt, answers, None, error.message))
         else:
-            self.post_message(Walked(answers, found))
+            self.post_message(Walked(rewalk.attempt, answers, found))
 
     def on_walked(self, message: Walked) -> None:
+        if (message.attempt, message.answers) != (self._answered_for, self._answers):
+            return  # superseded: a thread that runs cannot be stopped
         if message.error:
             self._answers.clear()
             self.notify(f"the questions cannot be walked again: {message.error}")
