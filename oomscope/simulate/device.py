@@ -238,13 +238,6 @@ class Device:
             "allocator_settings": self.config.to_settings(self.settings),
         }
 
-    def reset(self) -> None:
-        """As after the start of the process."""
-        self.allocators.clear()
-        self._to_free.clear()
-        for rows in self.history.rows:
-            rows.clear()
-
 
 def allocator_settings() -> str:
     """The text of PYTORCH_CUDA_ALLOC_CONF, else of PYTORCH_ALLOC_CONF."""

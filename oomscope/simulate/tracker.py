@@ -311,15 +311,6 @@ class Tracker:
 
         torch.UntypedStorage.resize_ = resize_
 
-    def reset(self) -> None:
-        """Forget everything, after a calibration run."""
-        self.live.clear()
-        self.allocations.clear()
-        self.peaks.clear()
-        self.sequence.clear()
-        self.events = self.epoch = 0
-        self.phase = "init"
-
 
 _CALL = torch.nn.Module._call_impl.__code__
 
