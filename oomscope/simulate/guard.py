@@ -84,11 +84,11 @@ def _install_guard(devices: int) -> int:
     if guard is None or guard == ctypes.addressof(dummy):
         raise ValueError("the device guard was not replaced")
     slots = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
-    _find_current(guard, slots)
-    counter = slots.index("deviceCount")
     functions = ctypes.cast(
         ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
     )
+    _find_current(guard, functions, slots)
+    counter = slots.index("deviceCount")
     count = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(functions[counter])(guard)
     # Both candidates are compiled as `return <constant>;`: deviceCount() of the one-device guard,
     # queryEvent() otherwise.
@@ -105,16 +105,13 @@ def _install_guard(devices: int) -> int:
     return int(returns_true)
 
 
-def _find_current(guard: int, slots: list[str]) -> None:
+def _find_current(guard: int, functions: Any, slots: list[str]) -> None:
     """`c10::Device` is two bytes, type and index, and is passed as a number (c10/core/Device.h)."""
     global _set_device, _get_device
-    table = ctypes.cast(
-        ctypes.cast(guard, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
-    )
     setter = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint16)(
-        table[slots.index("uncheckedSetDevice")]
+        functions[slots.index("uncheckedSetDevice")]
     )
-    getter = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)(table[slots.index("getDevice")])
+    getter = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)(functions[slots.index("getDevice")])
     _set_device, _get_device = functools.partial(setter, guard), functools.partial(getter, guard)
 
 
