@@ -24,7 +24,7 @@ _SMALL = 64 << 10
 _MAX_MESSAGES = 2000
 """More texts than this are counted, not kept: a job that retries for hours repeats itself."""
 
-#: Words of which every form has at least one, itself or in the line that comes with it. Each costs a pass over the
+#: Words of which every form has at least one (a test has a sample of each form). Each costs a pass over the
 #: log (3 ms for 10 MB), so the list is short; the allocator's own text has three, in case it is wrapped inside one.
 _TRIGGERS = tuple(
     word.encode()
@@ -33,7 +33,9 @@ _TRIGGERS = tuple(
         "ailed to CUDA", "ERROR_OUT_OF", "No space left on device", "unable to write to file",
         "annot allocate memory", "bad_alloc", "aging file is too", "exitcode", "xit code", "with code",
         "xit status", "return code", "SIGKILL", "Killed", "exited unexpectedly", "MemoryError", "Bus error",
-        "_STATUS_", "slurmstepd", "dev/shm", "posix_memalign(",
+        "_STATUS_", "slurmstepd", "dev/shm", "posix_memalign(", "oom-kill", "job memory limit",
+        "step memory limit", "NCCL error in", "low on memory", "rrorMemoryAllocation", "rrorOutOfMemory",
+        "driver error", "unable to find an engine", "CUFFT_ALLOC", "cient shared", "with status",
     )
 )  # fmt: skip
 _TRACEBACK = b"Traceback (most recent call last)"

@@ -5,6 +5,7 @@ import pytest
 
 from oomscope.core.diagnosis import log
 from oomscope.core.diagnosis.log import scan, scan_text
+from oomscope.core.diagnosis.messages_forms import FORMS
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {mib}.00 MiB. GPU 0 has a total capacity of {cap}.00 GiB of which 1.00 "
@@ -107,6 +108,84 @@ def test_every_collected_text_is_found_in_a_long_log(cases, monkeypatch):
 def test_other_forms_are_found_in_a_long_log(text, monkeypatch):
     monkeypatch.setattr(log, "_SMALL", 0)
     assert len(scan_text(f"{STEP * 2000}{text}\n{STEP * 2000}").messages) == 1
+
+
+FORM_SAMPLES = [
+    "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    "RuntimeError: Current platform can NOT allocate memory block with size larger than 4GB! Tried to allocate 5.00 GiB",
+    "RuntimeError: level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
+    "RuntimeError: MPS backend out of memory (MPS allocated: 8.00 GiB, max allowed: 9.00 GiB)",
+    "Allocation on device 2 would exceed allowed memory. (out of memory)",
+    "torch.OutOfMemoryError: Allocation on device",
+    "cuda runtime error (2) : out of memory at x.cu:66",
+    "RuntimeError: HIP driver error: hipErrorOutOfMemory",
+    "RuntimeError: CUDA driver error: 2",
+    "pycuda: CUDA_ERROR_OUT_OF_MEMORY",
+    "RuntimeError: HIP error: hipErrorOutOfMemory",
+    "RuntimeError: CUDA error: cudaErrorMemoryAllocation",
+    "Error: cuda failed with error 2: out of memory",
+    "MemoryError: std::bad_alloc: out_of_memory: CUDA error",
+    "RuntimeError: cudaErrorMemoryAllocation(2): out of memory",
+    "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,024 bytes",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+    "RuntimeError: FIND was unable to find an engine to execute this computation",
+    "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED",
+    "RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED",
+    "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at x",
+    "NCCL WARN Failed to CUDA calloc async 608 bytes",
+    "NCCL WARN Cuda failure 2 'out of memory'",
+    "RuntimeError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, unhandled system error",
+    "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1048576 bytes. Error code 12",
+    "RuntimeError: $ Torch: not enough memory: you tried to allocate 4GB. Buy new RAM!",
+    "RuntimeError: posix_memalign(&data, gAlignment, nbytes) == 0. 12 vs 0",
+    "numpy.core._exceptions.MemoryError: Unable to allocate 5.00 GiB for an array with shape (1, 2)",
+    "OSError: [Errno 28] No space left on device: '/dev/shm/x'",
+    "This might be caused by insufficient shared memory (shm).",
+    "RuntimeError: unable to write to file </torch_1_2>",
+    "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-abc",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "OSError: [WinError 1455] The paging file is too small for this operation to complete",
+    "failed (exitcode: -9) local_rank: 0 (pid: 12) of binary: python",
+    "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 12)",
+    "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed.",
+    "RuntimeError: DataLoader worker (pid(s) 12) exited unexpectedly",
+    "error: Detected 1 oom-kill event(s) in StepId=8.0.",
+    "error: Exceeded job memory limit",
+    "error: Exceeded step memory limit at some point.",
+    "[1.2] Memory cgroup out of memory: Killed process 77 (python)",
+    "[1.2] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
+    "    Reason:       OOMKilled",
+    "[1.2] Out of memory: Killed process 77 (python)",
+    "[1.2] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null)",
+    "the container exited with status 137",
+    "exits with return code = -9",
+    "died with <Signals.SIGKILL: 9>.",
+    "ray: Task was killed due to the node running low on memory.",
+    "torch.multiprocessing: Signal 9 (SIGKILL) received by PID 12",
+    "jax: RESOURCE_EXHAUSTED: Out of memory while trying",
+    "torch.cuda.OutOfMemoryError: CUDA out of memory.",
+]
+
+
+# Each must be found by itself: the line that usually comes with it may be missing.
+def test_every_form_has_a_sample_here():
+    squeezed = ["".join(text.split()) for text in FORM_SAMPLES]
+    unseen = [f.anchor.pattern for f in FORMS if not any(f.anchor.search(text) for text in squeezed)]
+    assert unseen == []
+
+
+@pytest.mark.parametrize("text", FORM_SAMPLES)
+def test_every_form_is_found_in_a_log_too_long_to_parse_whole(text):
+    alone = [m.kind for m in scan_text(text).messages]
+    log_text = f"{STEP * 1100}{text}\n{STEP * 1100}"
+    assert len(log_text) > 64 << 10
+    assert len(alone) == 1
+    assert [m.kind for m in scan_text(log_text).messages] == alone
 
 
 def test_powershell_writes_utf16():
