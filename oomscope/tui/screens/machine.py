@@ -105,7 +105,7 @@ class MachineApp(App[None]):
         super().__init__(ansi_color=True if self.is_mono else None)
         for theme in themes.THEMES:
             self.register_theme(theme)
-        self.theme = themes.MONO if self.is_mono else themes.DARK
+        self.theme = self._themes[0]
         self._watch = watch
         self._interval = interval_s
         self._clock = clock
@@ -253,8 +253,13 @@ class MachineApp(App[None]):
         self.notify("copied")
 
     def action_next_theme(self) -> None:
-        names = [theme.name for theme in themes.THEMES if not self.is_mono or theme.name == themes.MONO]
-        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+        known = self._themes
+        at = known.index(self.theme) if self.theme in known else 0
+        self.theme = known[(at + 1) % len(known)]
+
+    @property
+    def _themes(self) -> tuple[str, ...]:
+        return (themes.MONO,) if self.is_mono else themes.cycle(self.console.color_system)
 
 
 def _headline(view: MachineView, paused: bool) -> Headline:

@@ -169,6 +169,31 @@ async def test_the_screen(view_of, size):
         )
 
 
+@pytest.mark.parametrize(
+    ("environ", "themes"),
+    [
+        ({"COLORTERM": "truecolor"}, ["oomscope-dark", "oomscope-light", "oomscope-mono", "oomscope-dark"]),
+        ({"TERM": "screen"}, ["oomscope-16", "oomscope-mono", "oomscope-16", "oomscope-mono"]),
+        ({"COLORTERM": "truecolor", "NO_COLOR": "1"}, ["oomscope-mono"] * 4),
+    ],
+)
+async def test_the_screen_walks_through_the_themes_of_the_terminal(monkeypatch, environ, themes):
+    from oomscope.tui.screens.machine import MachineApp
+
+    for name in ("NO_COLOR", "COLORTERM", "TEXTUAL_THEME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    app = MachineApp(start=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        seen = [app.theme]
+        for _ in range(3):
+            await pilot.press("ctrl+t")
+            await pilot.pause()
+            seen.append(app.theme)
+    assert seen == themes
+
+
 async def test_the_screen_without_a_gpu():
     from oomscope.collect.base import State
     from oomscope.collect.supervisor import Status
