@@ -20,6 +20,8 @@ _WIDE = 64
 """Of a longer container only the first and last so many items are looked into."""
 _CO_OPTIMIZED = 1
 """Flag of a code object whose locals are fast: its `f_locals` is a copy (inspect.CO_OPTIMIZED)."""
+_FRAME_AND_US = 3
+"""References to a frame's dictionary of locals: of the frame, of our variable, of the question itself."""
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _LEAVES = (
@@ -59,12 +61,14 @@ def locals_of(frame: Any) -> dict[str, Any]:
     """The local variables of a running frame, by name.
 
     Until Python 3.12 `f_locals` of a function is a copy that the frame then keeps, and with it every value: it is
-    emptied again, or our look would prolong the life of the script's tensors. From 3.13 on it is a view.
+    emptied again, or our look would prolong the life of the script's tensors. Unless the script itself called
+    `locals()`: it was given that same dictionary. From 3.13 on it is a view.
     """
     found = frame.f_locals
     values = dict(found)
     copied = sys.version_info < (3, 13) and frame.f_code.co_flags & _CO_OPTIMIZED
-    if copied and sys.gettrace() is None and found is not frame.f_globals:
+    ours = sys.getrefcount(found) <= _FRAME_AND_US
+    if copied and ours and sys.gettrace() is None and found is not frame.f_globals:
         found.clear()
     return values
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import sys
 import tracemalloc
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -49,3 +51,28 @@ def test_a_long_container_is_not_copied() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 200_000, "what the walk allocates does not grow with the container"
+
+
+def test_locals_that_the_script_asked_for_stay_as_they_are() -> None:
+    def train() -> dict[str, Any]:
+        rate = [0.1]
+        settings = locals()
+        list(Walk(TORCH, [sys._getframe()], lambda file: False))
+        assert rate
+        return settings
+
+    assert train()["rate"] == [0.1]
+
+
+def test_locals_that_nobody_asked_for_are_not_kept_alive() -> None:
+    class Big:
+        pass
+
+    def train() -> weakref.ref[Big]:
+        value = Big()
+        seen = weakref.ref(value)
+        list(Walk(TORCH, [sys._getframe()], lambda file: False))
+        del value
+        return seen if seen() is None else pytest.fail("the look keeps it")
+
+    train()
