@@ -30,6 +30,7 @@ _DEVICE_NOISE = 1 << 20
 _HOST_NOISE = 4 << 20
 """Growth of resident bytes within `_CHECK_EVERY` steps that is not the allocator's own unrest."""
 _MAX_NODES = 20_000
+"""Nodes of autograd graphs that one look counts, over all tensors."""
 _MAX_TRACKED = 4000
 _REPORTED = 3
 
@@ -85,6 +86,7 @@ class HolderProbe:
         self._host_counts = host_counts
         self._started = time.monotonic_ns()
         self._spent = 0
+        self._nodes_left = _MAX_NODES
         self._next = FIRST_STEP
         self._every = _EVERY
         self._checked: tuple[int, int, int] | None = None
@@ -124,6 +126,7 @@ class HolderProbe:
 
     def look(self, step: int, frame: Any) -> None:
         """Look once, and report what has grown at every look so far."""
+        self._nodes_left = _MAX_NODES
         sizes: dict[tuple[Any, ...], tuple[int, Item]] = {}
         for item in Walk(self._torch, user_frames(frame, self._is_foreign), self._is_foreign):
             size = self._size(item)
@@ -152,10 +155,23 @@ class HolderProbe:
         value = item.value
         if self._is_tensor(value):
             own = "[" not in item.place.path  # of what lies in a container, the container's length tells
-            return _graph_nodes(value) if own and value.grad_fn is not None else None
+            return self._graph_size(value) if own and value.grad_fn is not None else None
         if type(value) in (tuple, frozenset):
             return None
         return len(value)
+
+    def _graph_size(self, tensor: Any) -> int | None:
+        """Nodes of the autograd graph that hangs on `tensor`; None when this look has seen enough nodes."""
+        seen: set[Any] = set()
+        left = [tensor.grad_fn]
+        while left and len(seen) < self._nodes_left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            left += [following for following, _ in node.next_functions]
+        self._nodes_left -= len(seen)
+        return len(seen) if self._nodes_left > 0 else None
 
     def _is_tensor(self, value: Any) -> bool:
         return issubclass(type(value), self._torch.Tensor)
@@ -235,16 +251,3 @@ def _bytes(value: Any) -> int:
     if type(value) in (str, bytes, bytearray, int, float, bool, complex):
         return sys.getsizeof(value)
     return 0
-
-
-def _graph_nodes(tensor: Any) -> int:
-    """Nodes of the autograd graph that hangs on `tensor`, up to a limit."""
-    seen: set[Any] = set()
-    left = [tensor.grad_fn]
-    while left and len(seen) < _MAX_NODES:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        left += [following for following, _ in node.next_functions]
-    return len(seen)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from oomscope.agent import guard
+from oomscope.agent import holders as holders_module
 from oomscope.agent.holders import HolderProbe
 from oomscope.agent.reach import Walk, locals_of, user_frames
 
@@ -207,3 +208,18 @@ def test_installed_code_is_not_looked_into() -> None:
     inside = [1, 2]
     paths = {item.place.path for item in Walk(torch, frames, lambda file: False) if item.value is inside}
     assert paths == {"inside"}
+
+
+def test_one_look_counts_a_bounded_number_of_nodes_over_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders_module, "_MAX_NODES", 40)
+    probe, _ = watch()
+    weight = torch.ones(1, requires_grad=True)
+    graphs = [weight * 1 for _ in range(50)]
+    first, second = sum(graphs[:15], weight), sum(graphs[15:], weight)
+    probe.look(0, sys._getframe())
+    assert probe._nodes_left <= 0
+    assert probe._graph_size(second) is None
+    probe._nodes_left = 1000
+    size = probe._graph_size(first)
+    assert size is not None
+    assert size >= 30
