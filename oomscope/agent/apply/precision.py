@@ -89,17 +89,19 @@ class _Scaled:
         plain = optimizer.step
         owner = self
 
-        def step(self: Any, closure: Any = None) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, torch.optim.LBFGS):
                 owner.theirs = True
                 owner.runtime.report(FIX, REFUSED, "the optimizer calls its closure several times a step")
             if owner.theirs:
-                return plain(closure)
-            if closure is None:
-                return owner._step(self, plain)
+                return plain(*args, **kwargs)
+            closure = args[0] if args else kwargs.get("closure")
+            if not callable(closure):
+                return owner._step(self, functools.partial(plain, *args, **kwargs))
             with torch.enable_grad():
                 loss = closure()
-            owner._step(self, plain)
+            rest = {name: value for name, value in kwargs.items() if name != "closure"}
+            owner._step(self, functools.partial(plain, *args[1:], **rest))
             return loss
 
         # LRScheduler reads `step.__func__`: it must be a bound method.

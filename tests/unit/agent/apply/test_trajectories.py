@@ -4,6 +4,8 @@ import pytest
 import torch
 from models import train_conv, train_gpt
 
+from oomscope.agent.apply import apply
+
 
 @pytest.mark.parametrize(
     "fixes",
@@ -141,3 +143,22 @@ def test_a_step_inside_backward_is_a_step_to_those_who_count(closed):
     assert seen == ["before", "after"]
     assert not torch.equal(net.weight, before)
     assert net.weight.grad is None
+
+
+def test_steps_of_optimizers_with_arguments_of_their_own_still_work():
+    class Own(torch.optim.SGD):
+        def step(self, closure=None, *, scale=1.0):
+            self.seen = scale
+            return super().step(closure)
+
+    runtime = apply(
+        {"fixes": [{"id": "amp-fp16", "options": {"device": "cpu", "init_scale": 8.0}}]}, [].append
+    )
+    try:
+        model = torch.nn.Linear(4, 4)
+        optimizer = Own(model.parameters(), lr=0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step(scale=2.0)
+        assert optimizer.seen == 2.0
+    finally:
+        runtime.undo()
