@@ -128,6 +128,7 @@ class Peers:
         message = {"cmd": "dump", "id": identifier, "reason": reason, "rank": rank, "t": time.time_ns()}
         own = os.path.join(self._folder, f"a{os.getpid()}.sock")
         with datagram(own) as sender:
+            sender.setblocking(False)  # a receiver that is stopped must not hold up a rank that is dying
             try:
                 told = self._tell_other_nodes(sender, message)
                 asked = broadcast(sender, self._folder, message, skip=os.path.basename(self._path))

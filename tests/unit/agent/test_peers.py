@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from oomscope.agent import peers
+from oomscope.protocol import layout
 
 
 @pytest.fixture
@@ -121,3 +122,20 @@ def test_without_a_folder_there_is_no_socket(tmp_path):
     assert not agent.open()
     agent.receive()
     agent.close()
+
+
+def test_a_supervisor_that_is_stopped_holds_up_nobody(folder, agent, monkeypatch):
+    monkeypatch.setattr(peers, "WAIT_S", 0.2)
+    agent.has_other_nodes = True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stopped:
+        stopped.bind(os.path.join(folder, layout.SUPERVISOR_SOCKET))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+            other.setblocking(False)
+            try:
+                while True:
+                    other.sendto(b"{}", os.path.join(folder, layout.SUPERVISOR_SOCKET))
+            except BlockingIOError:
+                pass
+        agent.alarm("oom", 0)
+    (alarm,) = agent.records
+    assert alarm["waited_ms"] < 2000
