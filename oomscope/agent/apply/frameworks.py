@@ -95,6 +95,8 @@ def install_deepspeed_config(runtime: Runtime, options: dict[str, Any]) -> None:
                 kwargs.get("config") or kwargs.get("config_params") or getattr(args, "deepspeed_config", None)
             )
             config = _deepspeed_config(given)
+            if config is not None and not isinstance(config.get("zero_optimization") or {}, dict):
+                config = None
             if config is None or len(rest) >= _DEEPSPEED_CONFIG_POSITION:
                 runtime.report(fix, REFUSED, "the configuration is in no form that is understood")
                 return original(args, *rest, **kwargs)
@@ -130,8 +132,11 @@ def _deepspeed_config(given: Any) -> dict[str, Any] | None:
     if isinstance(given, dict):
         return copy.deepcopy(given)
     if isinstance(given, (str, os.PathLike)) and os.path.isfile(given):
-        with open(given, encoding="utf-8") as file:
-            loaded = json.load(file)
+        try:
+            with open(given, encoding="utf-8") as file:
+                loaded = json.load(file)
+        except (OSError, ValueError):  # DeepSpeed reads more than strict JSON
+            return None
         return loaded if isinstance(loaded, dict) else None
     return None
 
@@ -144,7 +149,7 @@ def _zero_of(config: dict[str, Any]) -> str:
 
 def _with_zero(config: dict[str, Any], stage: int, offload: tuple[str, ...]) -> str:
     """Change `config` in place and say what it is now; empty when all of it was there."""
-    zero = config.setdefault("zero_optimization", {})
+    zero = config["zero_optimization"] = config.get("zero_optimization") or {}
     before = copy.deepcopy(zero)
     present = zero.get("stage", 0)
     zero["stage"] = max(stage, present if isinstance(present, int) else 0)

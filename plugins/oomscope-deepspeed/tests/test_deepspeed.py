@@ -118,3 +118,24 @@ def test_what_is_active_or_not_understood_is_refused(deepspeed):
     (_, config, _), records = initialize("deepspeed-stage2", config="nowhere.json")
     assert config == "nowhere.json"
     assert records[-1]["state"] == "refused"
+
+
+@pytest.mark.parametrize("zero", [True, "stage3", None])
+def test_a_configuration_in_another_form_does_not_stop_the_job(deepspeed, zero):
+    (_, config, _), records = initialize("deepspeed-stage3", config={"zero_optimization": zero})
+    if zero is None:
+        assert config["zero_optimization"]["stage"] == 3
+    else:
+        assert config == {"zero_optimization": zero}
+        assert records[-1]["state"] == "refused"
+
+
+def test_a_file_with_comments_does_not_stop_the_job(deepspeed, tmp_path):
+    class Args:
+        deepspeed_config = str(tmp_path / "ds.json")
+
+    Path(Args.deepspeed_config).write_text("{# half precision\n}")
+    (args, config, _), records = initialize("deepspeed-offload", Args())
+    assert args.deepspeed_config == Args.deepspeed_config
+    assert config is None
+    assert records[-1]["state"] == "refused"
