@@ -274,13 +274,16 @@ class Member:
         after: int | None = None
         while self._exit_code is None:
             try:
-                _, reply = self._hearer.request(
+                status, reply = self._hearer.request(
                     "GET",
                     "/alarms",
                     node=self.node,
                     after=after if after is not None else 1 << 60,
                     wait_ms=_WAIT_MS if after is not None else 0,
                 )
+                if status != 200:
+                    self._wake.wait(_RETRY_S)
+                    continue
                 newest = reply.get("newest")
                 after = newest if isinstance(newest, int) else after
                 for message in _messages(reply.get("alarms")):
