@@ -41,6 +41,7 @@ class _Layers(cst.CSTVisitor):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, set[str]] = {"Dropout": set(), "Softmax": set(), "MultiheadAttention": set()}
+        self.tensors: set[str] = set()
 
     def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802
         if not isinstance(node.value, cst.Call):
@@ -51,15 +52,25 @@ class _Layers(cst.CSTVisitor):
             "-1)",
         ):
             return
+        makes_tensor = kind == "Parameter" or "torch." in code_of(node.value)
         for target in node.targets:
-            if kind in self.found and dotted(target.target).startswith("self."):
+            if not dotted(target.target).startswith("self."):
+                continue
+            if kind in self.found:
                 self.found[kind].add(last_name(target.target))
+            elif makes_tensor:
+                self.tensors.add(last_name(target.target))
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
+        if last_name(node.func) in ("register_buffer", "register_parameter") and node.args:
+            self.tensors.add(code_of(node.args[0].value).strip("\"'"))
 
     def layers(self) -> Layers:
         return Layers(
             frozenset(self.found["Dropout"]),
             frozenset(self.found["Softmax"]),
             frozenset(self.found["MultiheadAttention"]),
+            frozenset(self.tensors),
         )
 
 

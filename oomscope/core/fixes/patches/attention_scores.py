@@ -31,6 +31,8 @@ class Layers:
     """`nn.Softmax` over the last dimension."""
     attentions: frozenset[str] = frozenset()
     """`nn.MultiheadAttention`."""
+    tensors: frozenset[str] = frozenset()
+    """Parameters, buffers and other tensors: none of them can be the fused kernel's scale, which is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,10 @@ def _read_operation(node: cst.BinaryOperation, known: Mapping[str, Scores], laye
         return _read_product(node)
     left, right = read(node.left, known, layers), read(node.right, known, layers)
     if isinstance(node.operator, cst.Divide) and left:
-        return _scaled(left, f"1.0 / {_operand(node.right)}", node.right)
+        return _scaled(left, f"1.0 / {_operand(node.right)}", node.right, layers)
     if isinstance(node.operator, cst.Multiply) and (left or right):
         other = node.right if left else node.left
-        return _scaled(left or right, code_of(_bare(other)), other)
+        return _scaled(left or right, code_of(_bare(other)), other, layers)
     if isinstance(node.operator, cst.Add) and (left or right):
         return _added(left or right, node.right if left else node.left)
     return None
@@ -187,12 +189,14 @@ def _dropped(scores: Scores, node: cst.Call, arguments: list[cst.Arg]) -> Scores
     return _with_names(dataclasses.replace(scores, dropout=text), *named.values(), *plain)
 
 
-def _scaled(scores: Scores | None, factor: str, *nodes: cst.BaseExpression) -> Scores | None:
+def _scaled(scores: Scores | None, factor: str, node: cst.BaseExpression, layers: Layers) -> Scores | None:
     if scores is None or scores.weights or scores.mask is not None or scores.scale is not None:
         return None
+    if names_used(node) & layers.tensors or ("torch." in factor and "torch.tensor(" not in factor):
+        return None  # perhaps a learned scale
     if "torch." in factor or ".sqrt(" in factor:
         factor = f"float({factor})"  # a tensor of one element is no float
-    return _with_names(dataclasses.replace(scores, scale=factor), *nodes)
+    return _with_names(dataclasses.replace(scores, scale=factor), node)
 
 
 def _added(scores: Scores | None, mask: cst.BaseExpression) -> Scores | None:

@@ -83,6 +83,9 @@ class Attention(nn.Module):
         self.scale = head ** -0.5
         self.drop = nn.Dropout(0.1)
         self.softmax = nn.Softmax(dim=-1)
+        self.temperature = nn.Parameter(torch.ones(1))
+        self.logit = nn.Parameter(torch.zeros(1))
+        self.register_buffer("divisor", torch.tensor(2.0))
         self.register_buffer("bias", torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16))
 
     def forward(self, q, k, v, mask=None):
@@ -185,6 +188,18 @@ REFUSED = {
         att = q @ k.transpose(-2, -1) + mask
         att = (att * self.scale).softmax(-1)
         return att @ v
+    """,
+    "a learned scale": """
+        att = (q @ k.transpose(-2, -1)) * self.temperature
+        return att.softmax(-1) @ v
+    """,
+    "a scale that is computed from a learned one": """
+        att = (q @ k.transpose(-2, -1)) * torch.exp(self.logit)
+        return att.softmax(-1) @ v
+    """,
+    "a scale in a buffer": """
+        att = (q @ k.transpose(-2, -1)) / self.divisor
+        return att.softmax(-1) @ v
     """,
     "positive infinity": """
         att = (q @ k.transpose(-2, -1)) * self.scale
