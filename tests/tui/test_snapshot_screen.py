@@ -226,6 +226,7 @@ async def test_the_mouse_marks_a_range_and_zooms(tmp_path: Path) -> None:
         await pilot.mouse_up("#timeline", offset=(AXIS + 30, 3))
         await settled(pilot)
         assert sorted(view._marks) == [rows[10], rows[30]]
+        assert not view.selections, "dragging selects no text"
         assert view._wish.row == rows[30]
         await press(pilot, "equals_sign")
         assert (view._wish.start, view._wish.stop) == (rows[10], rows[30] + 1)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from oomscope.tui.widgets.frame import OneLine
 from oomscope.tui.widgets.lines import LineList
 from oomscope.tui.widgets.spans import Row, Span, clip
+from oomscope.tui.widgets.timeline_area import EIGHTHS
 from oomscope.units import GIB
 from oomscope.views.machine import GpuRow
 from oomscope.views.machine_text import bar, gpu_name, power_text, slower, value
 
-_LEVELS = " ▁▂▃▄▅▆▇█"
 #: Widths from which the tables of a machine have their further columns, and a history in each line.
 WIDE, _SPARKS = 110, 130
 
@@ -73,7 +73,7 @@ class GpuList(LineList):
 
 def sparkline(shares: Sequence[float], width: int) -> str:
     """The last `width` shares of one, a column each."""
-    return "".join(_LEVELS[min(8, max(0, round(share * 8)))] for share in list(shares)[-width:])
+    return "".join(EIGHTHS[min(8, max(0, round(share * 8)))] for share in list(shares)[-width:])
 
 
 def _is_hot(row: GpuRow) -> bool:

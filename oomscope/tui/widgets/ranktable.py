@@ -8,6 +8,7 @@ from textual.geometry import Size
 
 from oomscope.tui.widgets.lines import LineList
 from oomscope.tui.widgets.spans import Row, Span, fit, pad
+from oomscope.tui.widgets.timeline_area import EIGHTHS
 from oomscope.views import wording
 from oomscope.views.ranks import NodeRow, RankRow, by_node, ordered
 
@@ -16,7 +17,7 @@ MANY = 16
 
 _SEVERITY_STYLES = {"error": "error", "warn": "warn", "ok": "ok", "info": "dim"}
 #: Eighths of the usable card at the peak of a rank, one cell each.
-_HEAT = "▁▂▃▄▅▆▇█"
+_HEAT = EIGHTHS[1:]
 #: Styles of areas: on the cursor's row they are not reversed, which would turn the heights round.
 _HEAT_STYLES = {"error": "over", "warn": "inactive"}
 _NODE = "node:"

@@ -19,10 +19,10 @@ from oomscope.core.snapshot.categories import Category
 from oomscope.tui.themes import Palette, palette
 from oomscope.tui.widgets.categories import GLYPHS, SHORT, STYLES
 from oomscope.tui.widgets.spans import Span, columns, pad, to_strip, width_of
+from oomscope.tui.widgets.timeline_area import EIGHTHS
 from oomscope.units import GIB, MIB, format_bytes
 from oomscope.views.snapshot_picture import Timeline
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS = 7
 _RESERVED = len(Category)
 
@@ -30,6 +30,8 @@ _RESERVED = len(Category)
 class SnapshotTimeline(Widget, can_focus=True):
     """The chart; the screen moves its cursor and decides what range is shown."""
 
+    ALLOW_SELECT = False
+    """Dragging marks a range of the history; it does not select text."""
     DEFAULT_CSS = "SnapshotTimeline { width: 1fr; height: 1fr; min-height: 4; }"
 
     class Clicked(Message):
@@ -348,8 +350,8 @@ def _cell(
             return glyph, colours.style(style)
         behind = _behind(tops, number, low)
         if behind is None:
-            return _EIGHTHS[inside], colours.style(style)
-        return _EIGHTHS[inside], colours.mixed(style, painters[behind][0])
+            return EIGHTHS[inside], colours.style(style)
+        return EIGHTHS[inside], colours.mixed(style, painters[behind][0])
     return " ", colours.base
 
 
