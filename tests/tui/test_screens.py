@@ -853,6 +853,31 @@ async def test_session_is_pinned_and_marked(home: Path, opened: Any, sessions: A
         assert "marked" not in text_of(pilot.app)
 
 
+async def test_mark_that_compare_gave_up_is_gone_from_the_list(
+    home: Path, opened: Any, sessions: Any, text_of: Any
+) -> None:
+    other = sessions.finished(home)
+    async with opened(sessions.eight_ranks(home), start="sessions") as pilot:
+        screen = pilot.app.screen
+        screen.read_now()
+        await pilot.pause()
+        screen.query_one("#sessions").select(str(other.path))
+        await pilot.press("m")
+        description = other.path / "session.json"
+        kept = description.read_bytes()
+        description.write_text("{")
+        await pilot.press("5")
+        await pilot.pause()
+        assert pilot.app.marked is None
+        description.write_bytes(kept)
+        await pilot.press("6")
+        screen.read_now()
+        await pilot.pause()
+        assert next(line for line in text_of(pilot.app).splitlines() if "activations" in line)[1] == " "
+        await pilot.press("m")
+        assert pilot.app.marked == other.path, "one press marks it again"
+
+
 async def test_session_is_exported_into_one_file(
     home: Path, opened: Any, sessions: Any, text_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

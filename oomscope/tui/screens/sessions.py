@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.cells import cell_len
 from textual import work
@@ -27,6 +27,9 @@ from oomscope.views.frame import Frame
 from oomscope.views.headline import Alert, Fact, Headline
 from oomscope.views.sessions import SessionRow, SessionTable
 
+if TYPE_CHECKING:
+    from oomscope.tui.app import OomscopeApp
+
 _STATE_STYLES = {"oom": "error", "failed": "error", "done": "ok", "running": "ok", "lost": "warn"}
 #: Cells beside the script, the cause and the id: cursor, marks, age, state, tries, peak.
 _FIXED = 4 + 6 + 2 + 11 + 6 + 9 + 2
@@ -42,8 +45,6 @@ class SessionList(LineList):
         self.words = ""
         self.order = "age"
         self.reverse = False
-        self.marked: Path | None = None
-        """The session that the open one is compared with."""
 
     def show(self, table: SessionTable, now: float) -> None:
         self.table, self._now = table, now
@@ -80,7 +81,8 @@ class SessionList(LineList):
 
     def _line(self, row: SessionRow, script: int, cause: int, wide: int) -> Row:
         selected = str(row.path) == self.cursor_key
-        marks = ("m" if row.path == self.marked else " ") + ("p" if row.is_pinned else " ")
+        is_marked = row.path == cast("OomscopeApp", self.app).marked
+        marks = ("m" if is_marked else " ") + ("p" if row.is_pinned else " ")
         spans: list[Span] = [
             ("›" if selected else " ", "bold"),
             (f"{marks} ", "key"),
@@ -240,9 +242,9 @@ class SessionsScreen(BaseScreen):
         if model is not None and model.session.path == row.path:
             self.notify("this session is open: mark another one to compare it with")
             return
-        listing.marked = self.host.marked = None if listing.marked == row.path else row.path
+        self.host.marked = None if self.host.marked == row.path else row.path
         listing.invalidate()
-        if listing.marked:
+        if self.host.marked:
             self.notify("5 compares the open session with it")
 
     def action_export(self) -> None:
