@@ -1,15 +1,9 @@
 """Jobs on the CPU whose own memory grows: the variable that holds it is named, whatever the source looks like."""
 
-import os
-import sys
-
 import pytest
 
-from oomscope.launch.command import build_command
-from oomscope.launch.job import JobSpec, run_job
 from oomscope.live.evidence import collect
 from oomscope.live.judge import judge
-from oomscope.store.session import Session
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -52,27 +46,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_holder_is_named(name, tmp_path):
+def test_the_holder_is_named(name, tmp_path, run_on_cpu):
     body, cause, line = CASES[name]
     script = tmp_path / f"{name}.py"
     script.write_text(TRAIN.format(body=body))
-    launch = build_command([str(script)], sys.executable)
-    session = Session.create(tmp_path, name=name, command=list(launch.command), cwd=tmp_path)
-    attempt = session.new_attempt()
-    spec = JobSpec(
-        command=tuple(launch.command),
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        device=None,
-        plan={},
-        steps=None,
-        detail=False,
-        role="attempt",
-        attempt_dir=attempt.path,
-        output="files",
-    )
-    assert run_job(spec, session=session, timeout_s=120).exit_code == 0
-    best = judge(collect(attempt.path)).verdict
+    folder, result = run_on_cpu(script)
+    assert result.exit_code == 0
+    best = judge(collect(folder)).verdict
     if cause is None:
         assert best is None
         return
