@@ -132,6 +132,10 @@ class JobFacts:
     knowledge.
     """
 
+    def older_than(self, release: tuple[int, int]) -> bool:
+        """Whether the job's torch is known, and from before `release`."""
+        return (0, 0) < self.torch_version < release
+
     @property
     def static_bytes(self) -> int | None:
         """Parameters, gradients and optimizer state: what no change of the activations can lower."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oomscope.launch.nodes.switchboard import Message, decode
+from oomscope.launch.nodes.switchboard import Message
 from oomscope.protocol import layout
+from oomscope.protocol.messages import parse
 
 #: Seconds between two looks for new records, and between two measurements of the clock.
 PUSH_S = 0.5
@@ -61,7 +62,7 @@ class Connection:
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._http.request(method, target, body, self._headers)
             reply = self._http.getresponse()
-            return reply.status, decode(reply.read()) or {}
+            return reply.status, parse(reply.read()) or {}
         except _TROUBLE:
             self._http.close()
             raise

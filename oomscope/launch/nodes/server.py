@@ -11,7 +11,8 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from oomscope.launch.nodes.switchboard import Message, RefusedError, Switchboard, decode, whole
+from oomscope.launch.nodes.switchboard import Message, RefusedError, Switchboard, whole
+from oomscope.protocol.messages import parse
 
 #: Largest body, in bytes; members send at most 1 MiB at a time.
 MAX_BODY = 4 << 20
@@ -148,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _object(body: bytes) -> Message:
-    value = decode(body)
+    value = parse(body)
     if value is None:
         raise RefusedError(400)
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -197,15 +196,6 @@ class Switchboard:
             return size + os.write(descriptor, data)
         finally:
             os.close(descriptor)
-
-
-def decode(data: bytes) -> Message | None:
-    """A JSON object; None for anything else."""
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def whole(value: Mapping[str, Any], name: str) -> int:

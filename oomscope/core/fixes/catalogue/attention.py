@@ -9,7 +9,7 @@ _FIRST_TORCH = (2, 1)
 
 
 def _written_out(facts: JobFacts) -> Applicable:
-    if (0, 0) < facts.torch_version < _FIRST_TORCH:
+    if facts.older_than(_FIRST_TORCH):
         return no("scaled_dot_product_attention takes a scale from torch 2.1 on")
     return yes("attention is written out: each layer keeps sequence × sequence weights for backward")
 

@@ -34,7 +34,7 @@ def _blocks(facts: JobFacts) -> Applicable:
 
 
 def _selective(facts: JobFacts) -> Applicable:
-    if (0, 0) < facts.torch_version < _FIRST_SELECTIVE:
+    if facts.older_than(_FIRST_SELECTIVE):
         return no("torch.utils.checkpoint is selective from torch 2.5 on")
     if facts.compiled:
         return no("torch.compile chooses what to keep by itself; set activation_memory_budget instead")

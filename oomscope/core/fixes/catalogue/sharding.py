@@ -53,7 +53,7 @@ def _fsdp2(facts: JobFacts) -> Applicable:
     other = _ranks(facts)
     if other is not None:
         return other
-    if (0, 0) < facts.torch_version < _FIRST_FULLY_SHARD:
+    if facts.older_than(_FIRST_FULLY_SHARD):
         return no("torch.distributed.fsdp.fully_shard comes with torch 2.6")
     if not facts.ddp:
         return no("the model is not wrapped in DistributedDataParallel: there is no place to shard it at")
