@@ -16,9 +16,9 @@ from oomscope.core.fixes.patches.text import (
     add_to_imports,
     code_of,
     dotted,
+    free_name,
     keyword,
     last_name,
-    names_used,
     parse,
 )
 from oomscope.errors import PatchDoesNotApply
@@ -38,9 +38,11 @@ _WHOLE_BATCH = {
 class _InParts(cst.CSTTransformer):
     """Replaces `model(batch)` before a `backward()`."""
 
-    def __init__(self, facts: ScriptFacts, count: int) -> None:
+    def __init__(self, facts: ScriptFacts, count: int, name: str) -> None:
         super().__init__()
         self.facts, self.count = facts, count
+        self.name = name
+        """Of the joined parts, where they need one."""
         self.changes: list[str] = []
 
     def leave_IndentedBlock(  # noqa: N802
@@ -64,9 +66,8 @@ class _InParts(cst.CSTTransformer):
         if any(cst.ensure_type(each, cst.Assign).value is call for each in assigned):
             made = statement.deep_replace(call, cst.parse_expression(parts))
             return [cst.ensure_type(made, cst.SimpleStatementLine)]
-        name = next(each for each in ("outputs", "joined", "whole") if each not in names_used(statement))
-        first = cst.ensure_type(cst.parse_statement(f"{name} = {parts}"), cst.SimpleStatementLine)
-        rest = cst.ensure_type(statement.deep_replace(call, cst.Name(name)), cst.SimpleStatementLine)
+        first = cst.ensure_type(cst.parse_statement(f"{self.name} = {parts}"), cst.SimpleStatementLine)
+        rest = cst.ensure_type(statement.deep_replace(call, cst.Name(self.name)), cst.SimpleStatementLine)
         return [first.with_changes(leading_lines=rest.leading_lines), rest.with_changes(leading_lines=[])]
 
     def _call_in(self, statement: cst.CSTNode) -> cst.Call | None:
@@ -98,7 +99,7 @@ def in_parts(source: str, options: Mapping[str, Any]) -> Patched:
     if "checkpoint(" in source and "use_reentrant" in source:
         raise PatchDoesNotApply("the file calls torch.utils.checkpoint already")
     module = parse(source)
-    transform = _InParts(facts_of(module), int(options.get("chunks", 4)))
+    transform = _InParts(facts_of(module), int(options.get("chunks", 4)), free_name(module, "outputs"))
     changed = module.visit(transform)
     if not transform.changes:
         raise PatchDoesNotApply(
@@ -129,9 +130,9 @@ def _head_cross_entropy(hidden, head, target, ignore_index=-100):
 class _FusedHead(cst.CSTTransformer):
     """In one function: `logits = self.head(hidden)` and the only use of it, a cross entropy."""
 
-    def __init__(self, layers: frozenset[str]) -> None:
+    def __init__(self, layers: frozenset[str], hidden: str) -> None:
         super().__init__()
-        self.layers = layers
+        self.layers, self.hidden = layers, hidden
         self.changes: list[str] = []
         self.reasons: list[str] = []
 
@@ -160,7 +161,7 @@ class _FusedHead(cst.CSTTransformer):
             if last_name(cst.ensure_type(found, cst.Call).func) == "cross_entropy"
         ]
         for call in calls:
-            rows = _rows(call.args[0].value, logits, "hidden") if _is_plain(call) else None
+            rows = _rows(call.args[0].value, logits, self.hidden) if _is_plain(call) else None
             if rows is None:
                 continue
             uses = len(m.findall(function.body, m.Name(logits)))
@@ -173,7 +174,8 @@ class _FusedHead(cst.CSTTransformer):
                 f"_head_cross_entropy({code_of(rows)}, {dotted(layer.func)}, {code_of(call.args[1].value)}{extra})"
             )
             hidden = assign.with_changes(
-                targets=[assign.targets[0].with_changes(target=cst.Name("hidden"))], value=layer.args[0].value
+                targets=[assign.targets[0].with_changes(target=cst.Name(self.hidden))],
+                value=layer.args[0].value,
             )
             self.changes.append(f"{dotted(layer.func)} and its cross entropy run some rows at a time")
             return cst.ensure_type(function.visit(_Replace({call: fused, assign: hidden})), cst.FunctionDef)
@@ -245,7 +247,7 @@ def fused_head(source: str, options: Mapping[str, Any]) -> Patched:
         for found in m.findall(module, m.Assign(value=m.Call()))
         if last_name(cst.ensure_type(cst.ensure_type(found, cst.Assign).value, cst.Call).func) == "Linear"
     )
-    transform = _FusedHead(layers)
+    transform = _FusedHead(layers, free_name(module, "hidden"))
     changed = module.visit(transform)
     if not transform.changes:
         reason = "no function has both the output layer (logits = self.head(hidden)) and its cross entropy"

@@ -13,6 +13,7 @@ from oomscope.core.fixes.patches.text import (
     add_import,
     add_to_imports,
     calls_in,
+    free_name,
     names_used,
     parse,
     target_names,
@@ -99,6 +100,9 @@ class _Checkpoint(_Loops):
 
 
 class _EverySecond(_Loops):
+    def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
+        self.module = node
+
     def change(self, loop: cst.For, block: str, container: str) -> cst.For | None:
         statement = _only_call(loop, block)
         if statement is None:
@@ -110,7 +114,7 @@ class _EverySecond(_Loops):
                 return None
             index = names[0]
         else:
-            index = next(name for name in ("index", "number", "position") if name not in names_used(loop))
+            index = free_name(self.module, "index", names_used(loop))  # `loop` may hold a changed one
             loop = loop.with_changes(
                 target=cst.Tuple([cst.Element(cst.Name(index)), cst.Element(target)], lpar=[], rpar=[]),
                 iter=cst.Call(cst.Name("enumerate"), [cst.Arg(loop.iter)]),

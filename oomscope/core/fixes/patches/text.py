@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import libcst as cst
 import libcst.matchers as m
@@ -96,6 +97,13 @@ def target_names(node: cst.CSTNode) -> list[str]:
 
 def names_used(node: cst.CSTNode) -> set[str]:
     return {found.value for found in m.findall(node, m.Name()) if isinstance(found, cst.Name)}
+
+
+def free_name(node: cst.CSTNode, stem: str, taken: Collection[str] = ()) -> str:
+    """`stem`, else `stem_2`, `stem_3` …: the first that neither `node` (the whole module) uses nor is in `taken`."""
+    used = names_used(node).union(taken)
+    names = (stem if number == 1 else f"{stem}_{number}" for number in count(1))
+    return next(name for name in names if name not in used)
 
 
 def calls_in(node: cst.CSTNode) -> list[cst.Call]:

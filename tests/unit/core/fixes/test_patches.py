@@ -241,6 +241,52 @@ def test_parts_inside_an_expression_get_a_line_of_their_own():
     assert "        loss = nn.functional.mse_loss(outputs, y)  # L2\n" in code
 
 
+def test_parts_do_not_overwrite_a_variable_of_the_script():
+    source = (
+        PLAIN.replace("out = model(x)\n        ", "")
+        .replace("mse_loss(out, y)", "mse_loss(model(x), y)")
+        .replace("    losses = []\n", "    losses = []\n    outputs = []\n")
+    )
+    code = patch("microbatch-exact", source).code
+    assert "    outputs = []\n" in code
+    assert "        outputs_2 = torch.cat(" in code
+    assert "        loss = nn.functional.mse_loss(outputs_2, y)\n" in code
+
+
+def test_the_fused_head_does_not_overwrite_a_variable_of_the_function():
+    source = (
+        "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.head = nn.Linear(8, 100)\n\n"
+        "    def forward(self, x, hidden, tokens):\n        logits = self.head(x)\n"
+        "        loss = F.cross_entropy(logits, tokens)\n        return loss, hidden\n"
+    )
+    code = patch("fused-ce", source).code
+    assert "        hidden_2 = x\n" in code
+    assert "_head_cross_entropy(hidden_2, self.head, tokens)" in code
+    assert "return loss, hidden\n" in code
+
+
+def test_every_second_does_not_overwrite_a_parameter_of_the_function():
+    source = (
+        "class Net:\n    def forward(self, x, index):\n        for block in self.blocks:\n"
+        "            x = block(x)\n        return x[index]\n"
+    )
+    code = patch("ckpt-half", source).code
+    assert "for index_2, block in enumerate(self.blocks):" in code
+    assert "if index_2 % 2 == 0 else block(x)" in code
+
+
+def test_every_second_of_nested_loops_counts_each_with_a_name_of_its_own():
+    source = (
+        "class Net:\n    def forward(self, x):\n        for stage in self.stages:\n"
+        "            for block in self.blocks:\n                x = block(x)\n            x = stage(x)\n"
+        "        return x\n"
+    )
+    code = patch("ckpt-half", source).code
+    assert "for index_2, stage in enumerate(self.stages):" in code
+    assert "for index, block in enumerate(self.blocks):" in code
+
+
 def test_a_leak_is_patched_on_the_reported_line_only():
     line = next(i for i, text in enumerate(SCRIPT.splitlines(), 1) if "losses.append" in text)
     code = patch("leak-detach", SCRIPT, {"line": line}).code
