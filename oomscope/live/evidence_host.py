@@ -9,7 +9,7 @@ from typing import Any
 
 from oomscope.collect import outside
 from oomscope.collect.recorder import node_name
-from oomscope.core.diagnosis.evidence import Fact, FixOutcome, HostFact, ProcessFact, RankFact
+from oomscope.core.diagnosis.evidence import KILLED_CODES, Fact, FixOutcome, HostFact, ProcessFact, RankFact
 from oomscope.core.series.trend import judge
 from oomscope.live.evidence_ranks import integer
 from oomscope.protocol import layout
@@ -85,7 +85,7 @@ def _kill(
     watched = {integer(row.get("pid")) for record in sound if record["k"] == "host" for row in _rows(record)}
     ended = {integer(record.get("pid")) for record in sound if record["k"] == "process_end"}
     ours = {pid for pid in {*rank_of_pid, *watched, *ended} if pid is not None}
-    killed = next((code for _, code in codes if code in _KILLED), None)
+    killed = next((code for _, code in codes if code in KILLED_CODES), None)
     found = outside.host_oom_kill(sound, ours, killed or 0)
     if found is not None:
         of_machine = found.values.get("scope") not in ("cgroup", None)
@@ -97,10 +97,6 @@ def _kill(
         text = f"a process was killed with SIGKILL while {format_bytes(left)} of {format_bytes(total)} of host memory "
         return Fact(text + "were left", "exit status, host memory", left), "machine"
     return None, ""
-
-
-#: SIGKILL as `subprocess`, as a shell and as torchrun tell it.
-_KILLED = (-9, 137, 247)
 
 
 def _is_sound(record: Record) -> bool:

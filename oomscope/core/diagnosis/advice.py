@@ -11,7 +11,7 @@ bit-identical come first. 6. Say when the evidence is not enough.
 
 from __future__ import annotations
 
-from oomscope.core.diagnosis.evidence import Evidence
+from oomscope.core.diagnosis.evidence import KILLED_CODES, Evidence
 from oomscope.core.diagnosis.model import Finding, Rule, Verdict
 from oomscope.core.diagnosis.rules.tools import activations
 
@@ -91,10 +91,6 @@ def _against_sharding(e: Evidence) -> str | None:
     return None
 
 
-#: SIGKILL as `subprocess`, as a shell and as torchrun tell it.
-KILLED = (-9, 137, 247)
-
-
 def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
     """Advice that holds whatever the cause: above all where torch's own hint misleads."""
     said: list[str] = []
@@ -112,7 +108,7 @@ def sentences(e: Evidence, best: Verdict | None) -> tuple[str, ...]:
         )
     if best is not None and best.rule.cause == "capacity_activations" and e.trend is None and e.oom is None:
         said.append("If the job ran for long before it failed, look for growth first.")
-    killed = e.host is not None and any(code in KILLED for _, code in e.host.exit_codes)
+    killed = e.host is not None and any(code in KILLED_CODES for _, code in e.host.exit_codes)
     if killed and not e.failed:
         said.append(
             "a process was killed with SIGKILL, and nothing recorded shows why: the host's out-of-memory killer (dmesg "

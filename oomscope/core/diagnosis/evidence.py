@@ -62,6 +62,10 @@ __all__ = [
 ]
 
 
+#: SIGKILL as `subprocess`, as a shell and as torchrun tell it.
+KILLED_CODES = (-9, 137, 247)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Everything that is known. `sources` names what was read."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from oomscope.core.diagnosis import guide
 from oomscope.core.diagnosis.arithmetic import MEANING
-from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
+from oomscope.core.diagnosis.evidence import KILLED_CODES, Evidence, Fact, Missing
 from oomscope.core.diagnosis.model import (
     LIKELY,
     Answer,
@@ -134,7 +134,7 @@ def _host(e: Evidence) -> Reply:
         return "yes", (e.host_kill,), ()
     if tools.is_host_only(e) and e.message is not None:
         return "yes", (Fact(e.message.text, "message"),), ()
-    killed = [code for _, code in e.host.exit_codes if code in (-9, 137, 247, -7)] if e.host else []
+    killed = [code for _, code in e.host.exit_codes if code in (*KILLED_CODES, -7)] if e.host else []
     if killed:
         return "yes", (Fact(f"a process ended with {killed[0]}", "exit code", killed[0]),), ()
     if e.oom is not None:

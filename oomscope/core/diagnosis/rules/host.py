@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomscope.core.diagnosis.evidence import Evidence, Fact, Missing
+from oomscope.core.diagnosis.evidence import KILLED_CODES, Evidence, Fact, Missing
 from oomscope.core.diagnosis.model import Answer, Excluded, Finding, Rule, Undecided
 from oomscope.core.diagnosis.rules import tools as t
 
@@ -29,7 +29,7 @@ def _is_host(e: Evidence) -> bool:
 
 
 def _killed_codes(e: Evidence) -> bool:
-    return e.host is not None and any(code in (-9, 137, 247) for _, code in e.host.exit_codes)
+    return e.host is not None and any(code in KILLED_CODES for _, code in e.host.exit_codes)
 
 
 def _per_rank(e: Evidence) -> Answer:
