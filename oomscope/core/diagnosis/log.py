@@ -33,8 +33,8 @@ _TRIGGERS = tuple(
         "ailed to CUDA", "ERROR_OUT_OF", "No space left on device", "unable to write to file",
         "annot allocate memory", "bad_alloc", "aging file is too", "exitcode", "xit code", "with code",
         "xit status", "return code", "SIGKILL", "Killed", "exited unexpectedly", "MemoryError", "Bus error",
-        "_STATUS_", "slurmstepd", "dev/shm", "posix_memalign(", "oom-kill", "job memory limit",
-        "step memory limit", "NCCL error in", "low on memory", "rrorMemoryAllocation", "rrorOutOfMemory",
+        "_STATUS_", "slurmstepd", "dev/shm", "posix_memalign(", "oom-kill", " memory limit",
+        "NCCL error in", "low on memory", "rrorMemoryAllocation", "rrorOutOfMemory",
         "driver error", "unable to find an engine", "CUFFT_ALLOC", "cient shared", "with status",
     )
 )  # fmt: skip
